@@ -1,0 +1,146 @@
+"""``ciar inspect``: what is in a picture that ciar made, in a weights file, or in a backbone.
+
+Reads headers only: no model is built and no weights are loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ciar.cli.output import printable, say, say_json, table
+from ciar.cli.parser import Command
+from ciar.errors import CheckpointError, DataError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``ciar inspect``."""
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        help="a PNG file of ciar generate, a .safetensors file, a backbone or its folder",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output, no table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows what is in a file or folder. Returns 0."""
+    found = inspect(options.what)
+    if options.json:
+        say_json(found)
+    else:
+        say(table(_rows(found), "<<"))
+    return 0
+
+
+def inspect(what: str) -> dict[str, Any]:
+    """What is known of a file or folder without loading it.
+
+    Raises:
+        DataError: the picture was not made by ciar, or cannot be read.
+        CheckpointError: the weights cannot be read.
+        InputError: there is no such backbone.
+    """
+    path = Path(what)
+    if path.suffix.lower() == ".png":
+        return picture_settings(path)
+    if path.suffix == ".safetensors":
+        return weights_summary(path)
+    from ciar.models.bundle import load_bundle
+
+    folder = load_bundle(what).folder
+    found: dict[str, Any] = {"folder": str(folder)}
+    for config in sorted(folder.rglob("*.json")):
+        if config.stat().st_size <= 64 * 1024:  # settings, not a vocabulary
+            found[str(config.relative_to(folder))] = _read_json(config)
+    for file in sorted(folder.rglob("*.safetensors")):
+        found[str(file.relative_to(folder))] = weights_summary(file)
+    return found
+
+
+def picture_settings(path: Path) -> dict[str, Any]:
+    """The settings that ``ciar generate`` wrote into a PNG file.
+
+    Raises:
+        DataError: there is no such picture, or it carries no settings.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            text = picture.info.get("ciar")
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist.") from None
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path} is no readable picture: {error}.") from None
+    if not isinstance(text, str):
+        raise DataError(
+            f"{path} carries no settings: it was not made by ciar, or was saved by another program."
+        )
+    try:
+        settings = json.loads(text)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise DataError(f"The settings in {path} are damaged.")
+    return settings
+
+
+def weights_summary(path: Path) -> dict[str, Any]:
+    """Parameters, types, size and digest of a safetensors file.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    from ciar.models.checkpoint import file_digest
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118  # not a dict
+            shapes = [slice_.get_shape() for slice_ in slices]
+            types = sorted({str(slice_.get_dtype()) for slice_ in slices})
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist.") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no readable safetensors file: {error}.") from None
+    return {
+        "tensors": len(shapes),
+        "parameters": sum(math.prod(shape) for shape in shapes),
+        "types": types,
+        "bytes": path.stat().st_size,
+        "sha256": file_digest(path),
+    }
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise CheckpointError(f"{path} is no JSON. Install or download the weights again.") from None
+
+
+def _rows(values: dict[str, Any], indent: str = "") -> list[list[str]]:
+    rows: list[list[str]] = []
+    for name, value in values.items():
+        label = indent + printable(str(name))
+        if isinstance(value, dict):
+            rows += [[label, ""], *_rows(value, indent + "  ")]
+        elif isinstance(value, list):
+            rows.append([label, printable(", ".join(str(item) for item in value))])
+        else:
+            rows.append([label, printable(str(value), 200)])
+    return rows
+
+
+COMMAND = Command(
+    help="show what is in a picture or in weights",
+    add_arguments=add_arguments,
+    run=run,
+    description="Shows the settings of a picture that ciar made, or sizes and digests of weights.",
+)

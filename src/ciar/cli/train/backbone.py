@@ -1,0 +1,58 @@
+"""``ciar train backbone``: the cloud model."""
+
+from __future__ import annotations
+
+import argparse
+
+from ciar.cli.train.stage import Stage, add_loop, load_config, loop_of, needed, report, save_module
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains the AR backbone. Returns 0."""
+    from dataclasses import replace
+
+    import numpy as np
+    import torch
+
+    from ciar.models.checkpoint import read_tensors
+    from ciar.models.text import StaticTextEncoder
+    from ciar.models.vq import VQConfig
+    from ciar.training.backbone import EMOJI_GPT, BackboneConfig, BackboneTask
+    from ciar.training.captions import CaptionBank, indices_of, load_captions
+    from ciar.training.loop import LoopConfig, train
+
+    loop = loop_of(options, LoopConfig(steps=6000, warmup=100, decay=0.4, eval_every=500))
+    icons = load_captions(needed(options.work / "data", "captions.json", "data"))
+    text = StaticTextEncoder.load(needed(options.work / "text", "text.safetensors", "text"))
+    tokenizer = needed(options.work / "tokenizer", "vq.safetensors", "tokenizer")
+    vq = VQConfig.from_dict(load_config(tokenizer, "vq"))
+    codes = np.load(needed(options.work / "codes", "codes.npy", "codes") / "codes.npy").astype(np.int64)
+    gpt = replace(
+        EMOJI_GPT,
+        vocab_size=vq.codebook_size,
+        grid=vq.grid,
+        text_len=text.text_len,
+        caption_dim=text.caption_dim,
+    )
+    config = BackboneConfig()
+    if options.profile == "tiny":
+        gpt = replace(gpt, dim=32, n_layer=2, n_head=2, multiple_of=32)
+        config = BackboneConfig(batch=4, compile=False)
+    codebook = read_tensors(tokenizer / "vq.safetensors")["quantize.embedding.weight"]
+    task = BackboneTask(
+        torch.from_numpy(codes),
+        CaptionBank(icons, text),
+        indices_of(icons, "train"),
+        indices_of(icons, "held_name", "held_pair"),
+        torch.nn.functional.normalize(codebook, dim=-1),
+        gpt,
+        config,
+        loop,
+    )
+    out = options.work / "backbone"
+    figures = train(task, loop, out, resume=not options.no_resume)
+    save_module(out, "gpt", task.model, gpt.to_dict())
+    return report(figures)
+
+
+STAGE = Stage(help="train the cloud model on codes and captions", add_arguments=add_loop, run=run)

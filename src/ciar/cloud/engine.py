@@ -1,0 +1,143 @@
+"""Runs the cloud model: prefill, passes over windows, guidance. Knows nothing of strategies.
+
+A pass over one session runs exactly the same kernels whoever else is connected, so a session's
+tokens never depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ciar.decoding.drafter import Drafter
+from ciar.decoding.sampling import guide
+from ciar.decoding.strategy import Pass
+from ciar.models.cache import KVCache
+from ciar.models.device import DeviceModel, new_cache
+from ciar.models.gpt import GPT, causal_mask
+from ciar.models.text import TextFeatures
+
+
+@dataclass
+class Slot:
+    """One session's place in the engine.
+
+    Attributes:
+        cache: keys of the conditional row and, under guidance, of the unconditional one.
+        scale: guidance scale.
+        text_mask: bool [rows, text], or None when no row has padding.
+        prefill: float32 [vocab] guided logits of position 0.
+        drafter: the cloud's own copy of the device model, or None.
+        passes, token_rows, milliseconds: cost so far.
+    """
+
+    cache: KVCache
+    scale: float
+    text_mask: Tensor | None
+    prefill: Tensor
+    drafter: Drafter | None = None
+    passes: int = 0
+    token_rows: int = 0
+    milliseconds: float = 0.0
+    closed: bool = field(default=False)
+
+
+class CloudEngine:
+    """The cloud model and, when there is one, the cloud's copy of the device model."""
+
+    def __init__(self, model: GPT, device_model: DeviceModel | None = None) -> None:
+        self.model = model
+        self.device_model = device_model
+        self._lock = threading.Lock()
+
+    def open(
+        self, text: TextFeatures, negative: TextFeatures | None, guidance: float, device_text: TextFeatures
+    ) -> Slot:
+        """Reads the prompt and gives the session a slot.
+
+        Args:
+            text: features of the prompt.
+            negative: features of the negative prompt; None steers away from the null caption.
+            guidance: scale; 1 computes no unconditional row.
+            device_text: the prompt's features as the device model reads them.
+        """
+        began = time.perf_counter()
+        with self._lock, torch.inference_mode():
+            slot = self._prefill(text, negative, guidance)
+            if self.device_model is not None:
+                slot.drafter = Drafter(self.device_model, device_text)
+        slot.milliseconds += (time.perf_counter() - began) * 1e3
+        return slot
+
+    def _prefill(self, text: TextFeatures, negative: TextFeatures | None, guidance: float) -> Slot:
+        model, weight = self.model, self.model.tok_embeddings.weight
+        features, mask = [text.features], [text.mask]
+        if guidance != 1.0:
+            null = model.cls_embedding.uncond_embedding
+            # The null caption has the prompt's mask, as in training.
+            features.append(null.to(text.features) if negative is None else negative.features)
+            mask.append(text.mask if negative is None else negative.mask)
+        stacked_mask = torch.stack(mask).to(weight.device)
+        valid = int(stacked_mask.sum(dim=1).max())
+        rows = torch.stack(features)[:, -valid:].to(weight)
+        text_mask: Tensor | None = stacked_mask[:, -valid:]
+        if bool(stacked_mask[:, -valid:].all()):
+            text_mask = None
+        cache = new_cache(model, valid, len(features))
+        first = model.config.text_len - valid
+        attention = None if text_mask is None else self._mask(text_mask, valid, valid)
+        hidden = model(model.embed_text(rows), first, cache, attention)
+        logits = model.head(hidden[:, -1])
+        return Slot(
+            cache, guidance, text_mask, self._guided(logits, guidance), passes=1, token_rows=len(rows)
+        )
+
+    def run(self, slot: Slot, request: Pass, features: Tensor | None = None) -> Tensor:
+        """One pass.
+
+        Args:
+            slot: the session.
+            request: what to feed; the caller guarantees that earlier cells hold valid keys.
+            features: [n, dim] to add to the embeddings of the fed tokens (zero rows where none).
+
+        Returns:
+            Guided logits, float32 [max(1, n), vocab].
+        """
+        if not request.ids:
+            return slot.prefill[None]
+        began = time.perf_counter()
+        with self._lock, torch.inference_mode():
+            model = self.model
+            rows = slot.cache.keys.shape[1]
+            ids = torch.tensor([request.ids], device=slot.prefill.device)
+            x = model.embed_tokens(ids)
+            if features is not None:
+                x = x + features.to(x)
+            start = model.config.text_len + request.start
+            n = len(request.ids)
+            mask = None
+            if slot.text_mask is not None:
+                mask = self._mask(slot.text_mask, n, start + n - slot.cache.first)
+            hidden = model(x.expand(rows, -1, -1), start, slot.cache, mask)
+            logits = self._guided(model.head(hidden), slot.scale)
+        slot.passes += 1
+        slot.token_rows += n * rows
+        slot.milliseconds += (time.perf_counter() - began) * 1e3
+        return logits
+
+    @staticmethod
+    def _guided(logits: Tensor, scale: float) -> Tensor:
+        return logits[0] if len(logits) == 1 else guide(logits[0], logits[1], scale)
+
+    @staticmethod
+    def _mask(text_mask: Tensor, n: int, length: int) -> Tensor:
+        """bool [rows, 1, n, length]; padding attends to itself alone, and nothing attends to it."""
+        text = text_mask.shape[1]
+        valid = F.pad(text_mask, (0, length - text), value=True)[:, None, None, :]
+        own = torch.eye(length, dtype=torch.bool, device=text_mask.device)[-n:]
+        return (causal_mask(n, length, text_mask.device) & valid) | own

@@ -1,0 +1,218 @@
+"""Cloud sessions: from messages to passes and back. Knows the protocol; knows nothing of sockets."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ciar.cloud.engine import CloudEngine, Slot
+from ciar.decoding.drafter import Drafter
+from ciar.decoding.features import feature_bytes, unpack_feature
+from ciar.decoding.noise import PictureNoise
+from ciar.decoding.sampling import SamplingLaw, to_law
+from ciar.decoding.strategy import CloudRun, DeviceLaw, Pass, get_strategy
+from ciar.errors import CheckpointError, InputError, ProtocolError
+from ciar.ledger import DECIDERS
+from ciar.models.bundle import Bundle, load_bundle
+from ciar.protocol.messages import Cost, Done, Draft, Open, Opened, Patch
+
+
+class Cloud:
+    """A backbone that sessions can be opened on. Thread-safe.
+
+    Args:
+        bundle: the backbone.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.backbone = bundle.name
+        self.weights = bundle.weights
+        device_model = bundle.device_model if bundle.config.get("devices") else None
+        self.engine = CloudEngine(bundle.gpt, device_model)
+
+    @classmethod
+    def from_pretrained(cls, name_or_folder: str | Path, device: str = "cpu") -> Cloud:
+        """A cloud on an embedded backbone or a folder."""
+        return cls(load_bundle(name_or_folder, device))
+
+    def open(self, message: Open) -> CloudSession:
+        """Reads the prompt and gives the session its place.
+
+        Raises:
+            ProtocolError: the device expects another backbone or other weights, or the history
+                does not fit.
+            InputError: the prompt or a setting is not usable.
+        """
+        if message.backbone != self.backbone:
+            raise ProtocolError(
+                f"This server runs {self.backbone!r}, not {message.backbone!r}. Pass --backbone "
+                f"{self.backbone}, or connect to another server."
+            )
+        if message.weights and self.weights and message.weights != self.weights:
+            raise ProtocolError(
+                f"This server's weights are {self.weights} and the device's are {message.weights}. "
+                "Install the same version on both sides."
+            )
+        total, vocab = self.bundle.total, self.bundle.gpt_config.vocab_size
+        if len(message.history) > total or any(not 0 <= i < vocab for i in message.history):
+            raise ProtocolError(f"The history must be at most {total} ids below {vocab}.")
+        settings = message.settings
+        strategy = get_strategy(settings.strategy)
+        if not strategy.uses_cloud:
+            raise InputError(f"Strategy {strategy.name!r} does not use a cloud; run it without one.")
+        text = self.bundle.text.encode(message.prompt)
+        negative = self.bundle.text.encode(message.negative_prompt) if message.negative_prompt else None
+        warnings = text.warnings + (negative.warnings if negative else ())
+        law = SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
+        slot = self.engine.open(text, negative, settings.guidance, text)
+        noise = PictureNoise(settings.seed, settings.image, total, vocab, self.bundle.device)
+        run = CloudRun(settings, law, total, vocab, noise, list(message.history))
+        deciders = message.history_decided or (0,) * len(message.history)
+        run.decided = [DECIDERS[i] for i in deciders]
+        opened = Opened(secrets.token_hex(8), total, vocab, warnings=warnings)
+        session = CloudSession(self, run, slot, opened)
+        session.refill()
+        return session
+
+
+class CloudSession:
+    """One picture in the cloud."""
+
+    def __init__(self, cloud: Cloud, run: CloudRun, slot: Slot, opened: Opened) -> None:
+        self.opened = opened
+        self._cloud, self._run, self._slot = cloud, run, slot
+        self._strategy = get_strategy(run.settings.strategy)
+        self._next_step = 0
+        self._last: list[Patch | Done] = []
+        self._counted = Cost()
+
+    def refill(self) -> None:
+        """Recomputes the keys of a history, so that a session can go on where another ended."""
+        if len(self._run.tokens) > 1:
+            known = len(self._run.tokens)
+            ids = self._run.tokens[: known - 1]
+            flags = tuple(self._run.decided[i] in ("device", "accepted") for i in range(known - 1))
+            inject = flags if self._run.settings.injection and self._strategy.injects else ()
+            self._pass(Pass(0, ids, inject))
+            self._run.fed = known - 1
+
+    def handle(self, draft: Draft) -> Iterator[Patch | Done]:
+        """Answers a draft; patches come as soon as they are known.
+
+        A repeat of the last draft is answered with the same messages again.
+
+        Raises:
+            ProtocolError: the draft does not fit the session.
+            NumericalError: the cloud model produced NaN.
+        """
+        if draft.step == self._next_step - 1:
+            yield from self._last
+            return
+        self._check(draft)
+        self._next_step += 1
+        self._last = []
+        run = self._run
+        self._keep_features(draft)
+        half = self._strategy.cloud(run, draft)
+        reply: Tensor | None = None
+        while True:
+            try:
+                op = half.send(reply)
+            except StopIteration:
+                break
+            reply = None
+            if isinstance(op, Pass):
+                reply = self._pass(op)
+            elif isinstance(op, DeviceLaw):
+                reply = self._device_law(op.position)
+            else:
+                patch = Patch(op.step, op.start, op.ids, op.decided, op.horizon, self._cost())
+                self._last.append(patch)
+                yield patch
+        if len(run.tokens) >= run.total:
+            done = Done(tuple(run.tokens), self._cost())
+            self._last.append(done)
+            yield done
+
+    def close(self) -> None:
+        """Frees the session's cache."""
+        self._slot.closed = True
+
+    def _check(self, draft: Draft) -> None:
+        run = self._run
+        if draft.step != self._next_step:
+            raise ProtocolError(
+                f"Draft {draft.step} came where {self._next_step} was due. Open a new session."
+            )
+        if draft.start != len(run.tokens):
+            raise ProtocolError(
+                f"The draft starts at {draft.start} but {len(run.tokens)} tokens are known. Resume with "
+                "the history."
+            )
+        if len(draft.certain) != len(draft.ids):
+            raise ProtocolError("A draft has one certainty flag for each id.")
+        if any(not 0 <= i < run.vocab_size for i in draft.ids):
+            raise ProtocolError(f"A drafted id is not below {run.vocab_size}.")
+        room = run.total - len(run.tokens)
+        if not 0 < len(draft.ids) + draft.want <= room or (draft.ids and draft.want):
+            raise ProtocolError(f"A draft holds ids or asks for tokens, 1 to {room} of them here.")
+
+    def _keep_features(self, draft: Draft) -> None:
+        if not draft.features:
+            return
+        size, rest = divmod(len(draft.features), max(1, len(draft.ids)))
+        if rest or size != feature_bytes(self._cloud.bundle.gpt_config.dim):
+            raise ProtocolError("Interval features must be one int8 row of the model's width for each id.")
+        for i in range(len(draft.ids)):
+            self._run.features[draft.start + i] = draft.features[i * size : (i + 1) * size]
+
+    def _pass(self, request: Pass) -> Tensor:
+        features = None
+        if any(request.inject):
+            features = self._features(request)
+        return self._cloud.engine.run(self._slot, request, features)
+
+    def _features(self, request: Pass) -> Tensor:
+        drafter = self._drafter()
+        count = len(request.ids)
+        flags = torch.tensor(request.inject, device=drafter.states.device)[:, None]
+        if self._run.features:
+            rows = [
+                unpack_feature(self._run.features[request.start + i])
+                if request.start + i in self._run.features
+                else torch.zeros(self._cloud.bundle.gpt_config.dim)
+                for i in range(count)
+            ]
+            return torch.stack(rows) * flags
+        drafter.feed(self._run.tokens[: request.start + count])
+        return drafter.features(request.start, count) * flags
+
+    def _device_law(self, position: int) -> Tensor:
+        drafter = self._drafter()
+        hidden = drafter.hidden(self._run.tokens[:position])
+        centre = drafter.model.head.centre_logits(hidden)
+        return to_law(centre, self._run.law, what="the device model")
+
+    def _drafter(self) -> Drafter:
+        if self._slot.drafter is None:
+            raise CheckpointError(
+                "This server has no copy of the device model, which interval features and the action "
+                "'verify' need. Serve a backbone folder that holds one."
+            )
+        return self._slot.drafter
+
+    def _cost(self) -> Cost:
+        """What was spent since the last message."""
+        slot, seen = self._slot, self._counted
+        total = Cost(slot.passes, slot.token_rows, slot.milliseconds)
+        self._counted = total
+        return Cost(
+            total.passes - seen.passes,
+            total.token_rows - seen.token_rows,
+            total.cloud_ms - seen.cloud_ms,
+        )

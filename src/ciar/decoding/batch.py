@@ -1,0 +1,355 @@
+"""Makes many pictures at once, in one process: the same strategies, models batched over pictures.
+
+For evaluation and for self-generated training data, where thousands of pictures are wanted and no
+wire is. Every picture runs both halves of its strategy; whenever all pictures wait for a model, what
+they wait for is run in one forward. Batched kernels round differently from single ones, so a token
+may differ where two choices are within rounding; a lone run through a session is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ciar.decoding.gate import gate_score, needs_radius, top_logits
+from ciar.decoding.noise import PictureNoise
+from ciar.decoding.sampling import SamplingLaw, choose, guide, to_law
+from ciar.decoding.strategy import (
+    CloudRun,
+    DeviceLaw,
+    DeviceRun,
+    Gate,
+    Pass,
+    Proposal,
+    Propose,
+    Receive,
+    Send,
+    Strategy,
+)
+from ciar.errors import InputError
+from ciar.ledger import Ledger
+from ciar.models.cache import KVCache
+from ciar.models.device import DeviceModel
+from ciar.models.gpt import GPT
+from ciar.protocol.messages import Draft, Patch, Settings
+
+
+class RaggedTrunk:
+    """A transformer over many pictures whose positions differ.
+
+    Args:
+        model: the transformer.
+        features: float32 [rows, text, caption_dim], left-padded.
+        mask: bool [rows, text].
+    """
+
+    def __init__(self, model: GPT, features: Tensor, mask: Tensor) -> None:
+        self.model = model
+        config = model.config
+        rows, text = mask.shape
+        self.mask = mask
+        weight = model.tok_embeddings.weight
+        # Shorter blocks are padded, and their padding is written behind the last cell that counts.
+        slack = config.tokens
+        self.cache = KVCache(
+            layers=config.n_layer,
+            rows=rows,
+            heads=config.n_head,
+            head_dim=config.head_dim,
+            first=config.text_len - text,
+            end=config.text_len + config.tokens + slack,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+        own = torch.eye(text, dtype=torch.bool, device=mask.device)
+        causal = torch.ones(text, text, dtype=torch.bool, device=mask.device).tril()
+        attention = (causal & mask[:, None, :]) | own
+        hidden = model(
+            model.embed_text(features.to(weight)), config.text_len - text, self.cache, attention[:, None]
+        )
+        #: [rows, dim] hidden state that predicts image token 0.
+        self.first_hidden = hidden[:, -1]
+
+    def feed(self, rows: Tensor, starts: Tensor, x: Tensor) -> Tensor:
+        """Feeds blocks of embedded tokens.
+
+        Args:
+            rows: int64 [n], distinct.
+            starts: int64 [n] image position of each block's first token.
+            x: [n, width, dim]; blocks shorter than ``width`` are padded at the end.
+
+        Returns:
+            [n, width, dim] hidden states.
+        """
+        width = x.shape[1]
+        text = self.mask.shape[1]
+        length = text + int(starts.max()) + width
+        cells = torch.arange(length, device=x.device)
+        own = text + starts[:, None] + torch.arange(width, device=x.device)  # [n, width] own cell
+        allowed = cells[None, None, :] <= own[:, :, None]
+        allowed[:, :, :text] &= self.mask[rows][:, None, :]
+        cache = _Rows(self.cache, rows)
+        return self.model(x, starts + self.model.config.text_len, cache, allowed[:, None])
+
+
+class _Rows:
+    """Some rows of a cache, as the model sees a cache."""
+
+    def __init__(self, cache: KVCache, rows: Tensor) -> None:
+        self.cache, self.rows = cache, rows
+        self.first = cache.first
+
+    def write(self, layer: int, start: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        cells = start[:, None] - self.first + torch.arange(k.shape[2], device=k.device)
+        high = int(cells.max()) + 1
+        rows = self.rows[:, None]
+        keys[rows, :, cells] = k.transpose(1, 2)
+        values[rows, :, cells] = v.transpose(1, 2)
+        if len(self.rows) == keys.shape[0]:  # all rows, in order: no copy
+            return keys[:, :, :high], values[:, :, :high]
+        return keys[self.rows, :, :high], values[self.rows, :, :high]
+
+
+@dataclass
+class BatchPicture:
+    """A finished picture of a batch."""
+
+    tokens: list[int]
+    ledger: Ledger
+
+
+@dataclass
+class _Job:
+    """One picture on its way."""
+
+    index: int
+    device: DeviceRun
+    cloud: CloudRun
+    ledger: Ledger
+    half: Generator[Any, Any, None]
+    answers: Generator[Any, Any, None] | None = None
+    patches: list[Patch] | None = None
+    waiting: Any = None
+    finished: bool = False
+
+
+class Batch:
+    """Runs one strategy over a batch of prompts.
+
+    Args:
+        cloud: the cloud model.
+        device: the device model, where the strategy uses one.
+        features: float32 [pictures, text, caption_dim], left-padded.
+        mask: bool [pictures, text].
+        settings: one for each picture.
+        strategy: how.
+        gates: one for each picture.
+        score: name of the gate's score.
+    """
+
+    def __init__(
+        self,
+        cloud: GPT | None,
+        device: DeviceModel | None,
+        features: Tensor,
+        mask: Tensor,
+        settings: list[Settings],
+        strategy: Strategy,
+        gates: list[Gate],
+        score: str = "interval",
+    ) -> None:
+        scales = {s.guidance for s in settings}
+        laws = {(s.temperature, s.top_k, s.top_p) for s in settings}
+        if len(scales) != 1 or len(laws) != 1:
+            raise InputError("All pictures of a batch share guidance, temperature, top_k and top_p.")
+        self.strategy, self.score = strategy, score
+        self.scale = scales.pop()
+        self.law = SamplingLaw(*laws.pop())
+        self.cloud_model, self.device_model = cloud, device
+        model = cloud if cloud is not None else device.trunk  # type: ignore[union-attr]
+        total, vocab = model.config.tokens, model.config.vocab_size
+        self.noises = [PictureNoise(s.seed, s.image, total, vocab, mask.device) for s in settings]
+        self.count = len(settings)
+        self.guided = 1 if self.scale == 1.0 else 2
+        if strategy.uses_cloud and cloud is not None:
+            rows = [features]
+            if self.guided == 2:
+                null = cloud.cls_embedding.uncond_embedding[-features.shape[1] :].to(features)
+                rows.append(null.expand_as(features))
+            self.cloud_trunk = RaggedTrunk(cloud, torch.cat(rows), mask.repeat(self.guided, 1))
+            self.prefill = self._guided(cloud.head(self.cloud_trunk.first_hidden))
+        if strategy.uses_device and device is not None:
+            self.device_trunk = RaggedTrunk(device.trunk, features, mask)
+            self.states = torch.zeros(self.count, total + 1, device.config.trunk.dim, device=mask.device)
+            self.states[:, 0] = self.device_trunk.first_hidden
+            self.fed: list[list[int]] = [[] for _ in range(self.count)]
+        self.jobs = []
+        for i, own in enumerate(settings):
+            run = DeviceRun(own, total, gates[i])
+            cloud_run = CloudRun(own, self.law, total, vocab, self.noises[i])
+            ledger = Ledger(tokens=total, cloud_passes=int(strategy.uses_cloud))
+            self.jobs.append(_Job(i, run, cloud_run, ledger, strategy.device(run)))
+
+    @torch.inference_mode()
+    def run(self) -> list[BatchPicture]:
+        """Makes all pictures."""
+        for job in self.jobs:
+            self._advance(job, None)
+        while waiting := [job for job in self.jobs if not job.finished]:
+            proposals = [job for job in waiting if isinstance(job.waiting, Propose)]
+            passes = [job for job in waiting if isinstance(job.waiting, Pass)]
+            replies: list[tuple[_Job, Any]] = []
+            if proposals:
+                replies += zip(proposals, self._propose(proposals), strict=True)
+            if passes:
+                replies += zip(passes, self._pass(passes), strict=True)
+            replies += [(j, self._device_law(j)) for j in waiting if isinstance(j.waiting, DeviceLaw)]
+            for job, reply in replies:
+                self._advance(job, reply)
+        return [BatchPicture(job.device.tokens, self._ledger(job)) for job in self.jobs]
+
+    def _ledger(self, job: _Job) -> Ledger:
+        job.ledger.decided = list(job.device.decided)
+        return job.ledger
+
+    def _advance(self, job: _Job, reply: Any) -> None:
+        """Runs a picture's halves until a model is needed, or to its end."""
+        if job.answers is not None:
+            self._advance_cloud(job, reply)
+            if job.answers is not None:
+                return
+            reply = None
+        while True:
+            try:
+                op = job.half.send(reply)
+            except StopIteration:
+                job.finished, job.waiting = True, None
+                return
+            reply = None
+            if isinstance(op, Propose):
+                job.waiting = op
+                return
+            if isinstance(op, Send) and isinstance(op.message, Draft):
+                job.patches = []
+                job.ledger.round_trips += 1
+                job.answers = self.strategy.cloud(job.cloud, op.message)
+                self._advance_cloud(job, None)
+                if job.answers is not None:
+                    return
+            elif isinstance(op, Receive):
+                reply = (job.patches or []).pop(0)
+
+    def _advance_cloud(self, job: _Job, reply: Any) -> None:
+        assert job.answers is not None
+        while True:
+            try:
+                op = job.answers.send(reply)
+            except StopIteration:
+                job.answers = job.waiting = None
+                return
+            reply = None
+            if isinstance(op, Patch):
+                assert job.patches is not None
+                job.patches.append(op)
+            elif isinstance(op, Pass) and not op.ids:
+                reply = self.prefill[job.index][None]
+            else:
+                job.waiting = op
+                return
+
+    def _pass(self, jobs: list[_Job]) -> list[Tensor]:
+        assert self.cloud_model is not None
+        device = self.cloud_trunk.mask.device
+        width = max(len(job.waiting.ids) for job in jobs)
+        ids = torch.zeros(len(jobs), width, dtype=torch.long, device=device)
+        extra: Tensor | None = None
+        for i, job in enumerate(jobs):
+            ids[i, : len(job.waiting.ids)] = torch.tensor(job.waiting.ids)
+        x = self.cloud_model.embed_tokens(ids)
+        if any(any(job.waiting.inject) for job in jobs):
+            extra = torch.zeros_like(x)
+            for i, job in enumerate(jobs):
+                extra[i, : len(job.waiting.ids)] = self._features(job)
+            x = x + extra
+        starts = torch.tensor([job.waiting.start for job in jobs], device=device)
+        rows = torch.tensor([job.index for job in jobs], device=device)
+        if self.guided == 2:
+            x, starts = x.repeat(2, 1, 1), starts.repeat(2)
+            rows = torch.cat([rows, rows + self.count])
+        logits = self._guided(self.cloud_model.head(self.cloud_trunk.feed(rows, starts, x)))
+        for job in jobs:
+            job.ledger.cloud_passes += 1
+            job.ledger.token_rows += self.guided * len(job.waiting.ids)
+        return [logits[i, : len(job.waiting.ids)] for i, job in enumerate(jobs)]
+
+    def _guided(self, logits: Tensor) -> Tensor:
+        if self.guided == 1:
+            return logits
+        conditional, unconditional = logits.chunk(2)
+        return guide(conditional, unconditional, self.scale)
+
+    def _features(self, job: _Job) -> Tensor:
+        assert self.device_model is not None
+        start, count = job.waiting.start, len(job.waiting.ids)
+        if not any(job.waiting.inject):
+            return torch.zeros(count, self.device_model.config.feature_dim)
+        self._feed_device([job], [job.cloud.tokens])
+        flags = torch.tensor(job.waiting.inject, device=self.states.device)[:, None]
+        return self.device_model.features(self.states[job.index, start : start + count]) * flags
+
+    def _feed_device(self, jobs: list[_Job], tokens: list[list[int]]) -> None:
+        """Brings the device's states of some pictures to the end of their tokens."""
+        assert self.device_model is not None
+        todo: list[tuple[int, int, list[int]]] = []
+        for job, own in zip(jobs, tokens, strict=True):
+            fed = self.fed[job.index]
+            known = len(fed)
+            if fed != own[:known]:
+                known = next(i for i, (a, b) in enumerate(zip(fed, [*own, -1], strict=False)) if a != b)
+            if known < len(own):
+                todo.append((job.index, known, own[known:]))
+                job.ledger.device_steps += len(own) - known
+            self.fed[job.index] = list(own)
+        if not todo:
+            return
+        trunk = self.device_model.trunk
+        device = self.states.device
+        width = max(len(ids) for _, _, ids in todo)
+        block = torch.zeros(len(todo), width, dtype=torch.long, device=device)
+        for i, (_, _, ids) in enumerate(todo):
+            block[i, : len(ids)] = torch.tensor(ids)
+        rows = torch.tensor([row for row, _, _ in todo], device=device)
+        starts = torch.tensor([start for _, start, _ in todo], device=device)
+        hidden = self.device_trunk.feed(rows, starts, trunk.embed_tokens(block))
+        for i, (row, start, ids) in enumerate(todo):
+            self.states[row, start + 1 : start + 1 + len(ids)] = hidden[i, : len(ids)]
+
+    def _propose(self, jobs: list[_Job]) -> list[Proposal]:
+        assert self.device_model is not None
+        self._feed_device(jobs, [job.waiting.tokens for job in jobs])
+        positions = [len(job.waiting.tokens) for job in jobs]
+        rows = torch.tensor([job.index for job in jobs], device=self.states.device)
+        hidden = self.states[rows, torch.tensor(positions, device=self.states.device)]
+        head = self.device_model.head
+        centre = head.centre_logits(hidden)
+        law = to_law(centre, self.law, what="the device model")
+        noise = torch.stack(
+            [self.noises[j.index].gumbel(p, 1)[0] for j, p in zip(jobs, positions, strict=True)]
+        )
+        tokens = choose(law, noise).tolist()
+        top = top_logits(centre)
+        radius = head.radius_at(hidden, top.indices) if needs_radius(self.score) else None
+        scores = gate_score(self.score, top, radius).tolist()
+        return [Proposal(token, score) for token, score in zip(tokens, scores, strict=True)]
+
+    def _device_law(self, job: _Job) -> Tensor:
+        assert self.device_model is not None
+        position = job.waiting.position
+        self._feed_device([job], [job.cloud.tokens[:position]])
+        centre = self.device_model.head.centre_logits(self.states[job.index, position])
+        return to_law(centre, self.law, what="the device model")

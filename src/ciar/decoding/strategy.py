@@ -1,0 +1,246 @@
+"""What a strategy is: two halves that say what they want done and never do it themselves.
+
+Each half is a generator. The device half asks for laws of the device model and exchanges messages;
+the cloud half asks for passes of the cloud model and returns verdicts. Whoever drives the halves
+(a session, the server, a batch over thousands of pictures) runs the models, counts the cost, and
+fills the ledger; a strategy cannot.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from ciar.decoding.sampling import SamplingLaw
+from ciar.errors import InputError
+from ciar.ledger import Decider
+from ciar.protocol.messages import Draft, Message, Patch, Settings
+
+
+class Noise(Protocol):
+    """The picture's noise, as torch tensors on the model's device."""
+
+    def gumbel(self, start: int, count: int) -> Tensor:
+        """float32 [count, vocab] Gumbel variates of positions from ``start`` on."""
+        ...
+
+    def accept(self, position: int) -> float:
+        """Uniform variate in (0, 1) for an acceptance test at a position."""
+        ...
+
+    def residual(self, position: int) -> Tensor:
+        """float32 [vocab] Gumbel variates, independent of :meth:`gumbel`, for a redraw."""
+        ...
+
+
+class Gate(Protocol):
+    """Decides, position by position, whether the device keeps its token (intervals.thresholds)."""
+
+    def certain(self, score: float) -> bool: ...
+
+    def answered(self, accepted: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the device model says about the next position.
+
+    Attributes:
+        token: its choice under the picture's noise.
+        score: the gate's uncertainty score; larger is less certain.
+        feature: int8 interval feature of the token, when the payload is ``features``.
+    """
+
+    token: int
+    score: float
+    feature: bytes = b""
+
+
+# --- what a device half may ask for -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Ask for a :class:`Proposal` for the position after ``tokens``."""
+
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to the cloud. Nothing comes back."""
+
+    message: Message
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Wait for the cloud's next :class:`Patch`. ``critical``: the device can do nothing else."""
+
+    critical: bool = True
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Say that tokens are decided, so that progress can be shown."""
+
+    done: int
+
+
+DeviceOp = Propose | Send | Receive | Commit
+DeviceHalf = Generator[DeviceOp, Any, None]
+
+
+@dataclass
+class DeviceRun:
+    """State of one picture on the device.
+
+    Attributes:
+        settings: how the picture is made.
+        total: tokens of the picture.
+        gate: the picture's gate.
+        tokens: tokens so far; the strategy appends and patches.
+        decided: who decided each token.
+        step: number of the next draft.
+        discarded: drafted tokens thrown away before anyone judged them.
+    """
+
+    settings: Settings
+    total: int
+    gate: Gate
+    tokens: list[int] = field(default_factory=list)
+    decided: list[Decider] = field(default_factory=list)
+    step: int = 0
+    discarded: int = 0
+
+    def next_step(self) -> int:
+        self.step += 1
+        return self.step - 1
+
+
+# --- what a cloud half may ask for ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Ask for one forward of the cloud model.
+
+    ``ids`` are fed at image positions ``start`` on; cells from there on are overwritten. With no
+    ids and ``start`` 0 the answer comes from the prefill. The reply is guided logits, float32
+    [max(1, len(ids)), vocab], of the positions after each fed one (``start + 1`` on; position 0
+    for the prefill).
+
+    Attributes:
+        inject: for each id whether interval features are added to its embedding.
+    """
+
+    start: int
+    ids: list[int]
+    inject: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceLaw:
+    """Ask the cloud's own copy of the device model for its law at one position.
+
+    The reply is float32 [vocab] log-probabilities given the tokens before ``position``.
+    """
+
+    position: int
+
+
+CloudOp = Pass | DeviceLaw | Patch
+CloudHalf = Generator[CloudOp, Any, None]
+
+
+@dataclass
+class CloudRun:
+    """State of one picture in the cloud.
+
+    Attributes:
+        settings: how the picture is made.
+        law: the sampling law of the cloud's logits.
+        total: tokens of the picture.
+        vocab_size: number of codes.
+        noise: the picture's noise.
+        tokens: tokens known so far, verified or vouched for.
+        decided: who decided each token.
+        fed: image positions whose keys the cache holds, given ``tokens``.
+        features: int8 interval features by position, when the device sends them.
+    """
+
+    settings: Settings
+    law: SamplingLaw
+    total: int
+    vocab_size: int
+    noise: Noise
+    tokens: list[int] = field(default_factory=list)
+    decided: list[Decider] = field(default_factory=list)
+    fed: int = 0
+    features: dict[int, bytes] = field(default_factory=dict)
+
+
+class Strategy(ABC):
+    """One way to make a picture.
+
+    Attributes:
+        name: what users call it.
+        summary: one line.
+        source: paper and section.
+        exact: whether the picture's law is the cloud's, whatever the device.
+        uses_device: whether it needs a device model.
+        uses_cloud: whether it needs a cloud.
+        injects: whether interval features may be added to the embeddings of accepted tokens.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    exact: ClassVar[bool] = False
+    uses_device: ClassVar[bool] = True
+    uses_cloud: ClassVar[bool] = True
+    injects: ClassVar[bool] = False
+
+    def device(self, run: DeviceRun) -> DeviceHalf:
+        """The device half of one picture."""
+        raise NotImplementedError
+
+    def cloud(self, run: CloudRun, draft: Draft) -> CloudHalf:
+        """The cloud's answer to one draft: passes, then at least one patch."""
+        raise NotImplementedError
+
+
+_REGISTRY: dict[str, Strategy] = {}
+
+
+def register(cls: type[Strategy]) -> type[Strategy]:
+    """Class decorator: makes a strategy known by its name."""
+    _REGISTRY[cls.name] = cls()
+    return cls
+
+
+def get_strategy(name: str) -> Strategy:
+    """The strategy of a name.
+
+    Raises:
+        InputError: there is none; the message lists the known names.
+    """
+    import ciar.decoding.strategies  # registers the built-in ones
+
+    _ = ciar.decoding.strategies
+    if name not in _REGISTRY:
+        known = ", ".join(sorted(_REGISTRY))
+        raise InputError(f"There is no strategy {name!r}. The strategies are: {known}.")
+    return _REGISTRY[name]
+
+
+def all_strategies() -> list[Strategy]:
+    """Every registered strategy, by name."""
+    import ciar.decoding.strategies
+
+    _ = ciar.decoding.strategies
+    return [_REGISTRY[name] for name in sorted(_REGISTRY)]

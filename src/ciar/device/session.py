@@ -1,0 +1,232 @@
+"""The device's side of one picture: runs the device half of a strategy over a connection.
+
+Counts what the device spends and fills the ledger; resumes on a lost connection from the tokens
+that are final. Knows the protocol; knows nothing of the cloud's insides.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ciar.decoding.drafter import Drafter
+from ciar.decoding.features import pack_feature
+from ciar.decoding.gate import gate_score, needs_radius, top_logits
+from ciar.decoding.noise import PictureNoise
+from ciar.decoding.sampling import SamplingLaw, choose, to_law
+from ciar.decoding.strategy import Commit, DeviceRun, Proposal, Propose, Receive, Send, Strategy
+from ciar.errors import CloudUnavailable, ProtocolError
+from ciar.intervals.thresholds import ThresholdConfig
+from ciar.ledger import DECIDERS, Ledger
+from ciar.models.bundle import Bundle
+from ciar.models.text import TextFeatures
+from ciar.protocol.messages import Cost, Message, Open, Opened, Patch
+from ciar.transport.base import Connection, Transport
+
+#: Called with the tokens done so far and the ledger; False stops the picture cleanly.
+Progress = Callable[[int, Ledger], bool | None]
+
+
+@dataclass(frozen=True)
+class PictureResult:
+    """A finished (or stopped) picture.
+
+    Attributes:
+        tokens: its codes, in raster order; fewer than all when ``stopped``.
+        ledger: what it cost and who decided what.
+        warnings: sentences from the cloud.
+        stopped: whether a callback ended it early.
+    """
+
+    tokens: list[int]
+    ledger: Ledger
+    warnings: tuple[str, ...] = ()
+    stopped: bool = False
+
+
+class Proposer:
+    """Turns the device model's states into proposals: law, choice and score.
+
+    Args:
+        drafter: the device model on this picture.
+        law: the sampling law of the device's logits.
+        noise: the picture's noise.
+        score: name of the gate's score.
+        features: whether to attach interval features.
+    """
+
+    def __init__(
+        self, drafter: Drafter, law: SamplingLaw, noise: PictureNoise, score: str, features: bool
+    ) -> None:
+        self.drafter, self.law, self.noise, self.score, self.features = drafter, law, noise, score, features
+
+    @torch.inference_mode()
+    def propose(self, tokens: list[int]) -> Proposal:
+        """The device's proposal for the position after ``tokens``."""
+        hidden = self.drafter.hidden(tokens)
+        head = self.drafter.model.head
+        centre = head.centre_logits(hidden)
+        law = to_law(centre, self.law, what="the device model")
+        token = int(choose(law, self.noise.gumbel(len(tokens), 1)[0]))
+        top = top_logits(centre)
+        radius = head.radius_at(hidden, top.indices) if needs_radius(self.score) else None
+        score = float(gate_score(self.score, top, radius))
+        feature = b""
+        if self.features:
+            feature = pack_feature(self.drafter.features(len(tokens), 1)[0])
+        return Proposal(token, score, feature)
+
+
+class DeviceSession:
+    """Makes one picture.
+
+    Args:
+        bundle: the device's side of the backbone.
+        strategy: how.
+        message: what to open the session with.
+        text: the prompt's features, for the device model.
+        threshold: how the gate decides.
+        score: name of the gate's score.
+        transport: the way to the cloud; None when the strategy needs none.
+        retries: how many times a lost connection is taken up again.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        strategy: Strategy,
+        message: Open,
+        text: TextFeatures,
+        threshold: ThresholdConfig,
+        score: str,
+        transport: Transport | None,
+        retries: int = 2,
+    ) -> None:
+        self.bundle, self.strategy, self.message = bundle, strategy, message
+        self.transport, self.retries = transport, retries
+        self.ledger = Ledger(tokens=bundle.total)
+        self.warnings: tuple[str, ...] = ()
+        settings = message.settings
+        judged = bundle.total - math.floor(settings.prefix_rate * bundle.total)
+        self.run_state = DeviceRun(settings, bundle.total, threshold.start(judged))
+        self._horizon = 0  # every position before it is final
+        self._connected = False
+        self.proposer: Proposer | None = None
+        if strategy.uses_device:
+            began = time.perf_counter()
+            law = SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
+            vocab = bundle.gpt_config.vocab_size
+            noise = PictureNoise(settings.seed, settings.image, bundle.total, vocab, bundle.device)
+            drafter = Drafter(bundle.device_model, text)
+            features = settings.payload == "features" and strategy.injects and settings.injection
+            self.proposer = Proposer(drafter, law, noise, score, features)
+            self.ledger.device_ms += (time.perf_counter() - began) * 1e3
+
+    def run(self, progress: Progress | None = None) -> PictureResult:
+        """Makes the picture.
+
+        Raises:
+            CloudUnavailable: the cloud cannot be reached, or was lost more often than ``retries``.
+            CiarError: whatever the cloud reports.
+        """
+        run = self.run_state
+        stopped = False
+        for attempt in range(self.retries + 1):
+            try:
+                stopped = self._attempt(progress)
+                break
+            except CloudUnavailable:
+                if attempt == self.retries or not self._connected:
+                    raise
+                # What the cloud has answered is final; go on from there on a new session.
+                final = self._horizon
+                self.ledger.discarded += len(run.tokens) - final
+                del run.tokens[final:], run.decided[final:]
+                run.step = 0
+        self.ledger.decided = list(run.decided)
+        if self.proposer is not None:
+            self.ledger.device_steps = self.proposer.drafter.steps
+        self.ledger.discarded += run.discarded
+        return PictureResult(list(run.tokens), self.ledger, self.warnings, stopped)
+
+    def _attempt(self, progress: Progress | None) -> bool:
+        connection = self._connect() if self.strategy.uses_cloud else None
+        try:
+            return self._drive(connection, progress)
+        finally:
+            if connection is not None:
+                connection.close()
+                self.ledger.bytes_up += connection.bytes_up
+                self.ledger.bytes_down += connection.bytes_down
+
+    def _connect(self) -> Connection:
+        assert self.transport is not None, "a strategy that uses a cloud is given a transport"
+        run = self.run_state
+        connection = self.transport.connect()
+        deciders = tuple(DECIDERS.index(d) for d in run.decided)
+        try:
+            connection.send(replace(self.message, history=tuple(run.tokens), history_decided=deciders))
+            opened = connection.receive()
+            if not isinstance(opened, Opened):
+                raise ProtocolError(f"The cloud answered Open with {type(opened).__name__}.")
+            if (opened.tokens, opened.vocab_size) != (self.bundle.total, self.bundle.gpt_config.vocab_size):
+                raise ProtocolError("The cloud's pictures have another size than the device's.")
+        except BaseException:
+            connection.close()
+            raise
+        self.warnings = opened.warnings
+        self._connected = True
+        self.ledger.round_trips += 1
+        self.ledger.critical_round_trips += 1
+        return connection
+
+    def _drive(self, connection: Connection | None, progress: Progress | None) -> bool:
+        half = self.strategy.device(self.run_state)
+        reply: object = None
+        while True:
+            try:
+                op = half.send(reply)
+            except StopIteration:
+                return False
+            reply = None
+            if isinstance(op, Propose):
+                assert self.proposer is not None, "a strategy that proposes uses a device model"
+                began = time.perf_counter()
+                reply = self.proposer.propose(op.tokens)
+                self.ledger.device_ms += (time.perf_counter() - began) * 1e3
+            elif isinstance(op, Send):
+                assert connection is not None, "a strategy that sends uses a cloud"
+                connection.send(op.message)
+            elif isinstance(op, Receive):
+                assert connection is not None, "a strategy that receives uses a cloud"
+                reply = self._receive(connection, critical=op.critical)
+            elif isinstance(op, Commit):
+                self.ledger.decided = self.run_state.decided
+                if progress is not None and progress(op.done, self.ledger) is False:
+                    half.close()
+                    return True
+
+    def _receive(self, connection: Connection, *, critical: bool) -> Patch:
+        message: Message = connection.receive()
+        if not isinstance(message, Patch):
+            raise ProtocolError(f"The cloud sent {type(message).__name__} where a patch was due.")
+        run = self.run_state
+        vocab = self.bundle.gpt_config.vocab_size
+        if message.start > len(run.tokens) or message.start + len(message.ids) > run.total:
+            raise ProtocolError("The cloud's patch does not fit the picture.")
+        if any(not 0 <= i < vocab for i in message.ids):
+            raise ProtocolError(f"The cloud's patch holds an id that is not below {vocab}.")
+        self._count(message.cost)
+        self._horizon = message.horizon
+        self.ledger.round_trips += 1
+        self.ledger.critical_round_trips += critical
+        return message
+
+    def _count(self, cost: Cost) -> None:
+        self.ledger.cloud_passes += cost.passes
+        self.ledger.token_rows += cost.token_rows
+        self.ledger.cloud_ms += cost.cloud_ms

@@ -1,0 +1,162 @@
+"""Text encoders: a prompt to caption features for the AR model's text slots.
+
+The embedded encoder is a table of word-piece vectors, distilled from a sentence model, so it knows
+tens of thousands of words that no caption contains. Knows nothing of the AR model.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ciar.errors import InputError
+
+#: Longest prompt, in characters, that is looked at; what lies beyond is cut with a warning.
+MAX_PROMPT_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """Caption features, left-padded.
+
+    Attributes:
+        features: float32 [text_len, caption_dim]; rows of padding are zero.
+        mask: bool [text_len]; True where there is text.
+        warnings: sentences about what was cut or replaced.
+    """
+
+    features: Tensor
+    mask: Tensor
+    warnings: tuple[str, ...] = ()
+
+
+class TextEncoder(Protocol):
+    """What a pipeline needs of a text encoder."""
+
+    text_len: int
+    caption_dim: int
+
+    def encode(self, prompt: str) -> TextFeatures:
+        """Caption features of one prompt."""
+        ...
+
+
+def clean_prompt(prompt: str) -> str:
+    """Makes a prompt safe to tokenize: spells symbols out, drops control characters, folds space.
+
+    An emoji becomes its Unicode name, so that "🐱" asks for a cat face.
+
+    Raises:
+        InputError: the prompt is no text, empty, or has nothing but white space.
+    """
+    if not isinstance(prompt, str):
+        raise InputError(f"A prompt is text, not {type(prompt).__name__}. Pass a string.")
+    out: list[str] = []
+    for char in prompt:
+        category = unicodedata.category(char)
+        if category in ("So", "Sk") or 0x1F000 <= ord(char) <= 0x1FAFF:
+            out.append(f" {unicodedata.name(char, '').lower()} ")
+        elif category.startswith("C") or 0xFE00 <= ord(char) <= 0xFE0F:
+            out.append(" ")
+        else:
+            out.append(char)
+    cleaned = " ".join("".join(out).split())
+    if not cleaned:
+        raise InputError('The prompt is empty. Say what to draw, for example "a smiling cat".')
+    return cleaned
+
+
+class StaticTextEncoder:
+    """One row of a word-piece table for each word piece of the prompt.
+
+    Args:
+        vocabulary: word pieces in the order of the table's rows.
+        table: float32 [pieces, caption_dim].
+        text_len: text slots of the AR model.
+    """
+
+    def __init__(self, vocabulary: list[str], table: Tensor, text_len: int) -> None:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        self.text_len = text_len
+        self.caption_dim = table.shape[1]
+        self.table = table
+        self.vocabulary = vocabulary
+        ids = {piece: i for i, piece in enumerate(vocabulary)}
+        self._unknown = ids["[UNK]"]
+        self._tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    def pieces(self, prompt: str) -> list[int]:
+        """Word-piece ids of a cleaned prompt."""
+        return self._tokenizer.encode(prompt, add_special_tokens=False).ids
+
+    def encode(self, prompt: str) -> TextFeatures:
+        """Caption features of one prompt.
+
+        A prompt longer than ``text_len`` word pieces is cut, with a warning that names the limit.
+
+        Raises:
+            InputError: the prompt is empty, or none of its words is known.
+        """
+        warnings: list[str] = []
+        prompt = clean_prompt(prompt)
+        if len(prompt) > MAX_PROMPT_CHARS:
+            prompt = prompt[:MAX_PROMPT_CHARS]
+            warnings.append(f"The prompt was cut to its first {MAX_PROMPT_CHARS} characters.")
+        ids = self.pieces(prompt)
+        known = [i for i in ids if i != self._unknown]
+        if not known:
+            raise InputError(
+                f"No word of the prompt {prompt[:60]!r} is known to the text encoder, which reads "
+                "English. Describe the picture in English words."
+            )
+        if len(known) < len(ids):
+            warnings.append(f"{len(ids) - len(known)} words of the prompt are unknown and were left out.")
+        if len(known) > self.text_len:
+            tail = self._tokenizer.decode(known[self.text_len :])
+            warnings.append(
+                f"The prompt has {len(known)} word pieces and the limit is {self.text_len}; "
+                f"this was left out: {tail[:200]!r}."
+            )
+            known = known[: self.text_len]
+        return self.from_pieces(known, tuple(warnings))
+
+    def from_pieces(self, ids: list[int], warnings: tuple[str, ...] = ()) -> TextFeatures:
+        """Left-padded features of at most ``text_len`` word pieces."""
+        features = torch.zeros(self.text_len, self.caption_dim)
+        mask = torch.zeros(self.text_len, dtype=torch.bool)
+        if ids:
+            features[-len(ids) :] = self.table[torch.tensor(ids)]
+            mask[-len(ids) :] = True
+        return TextFeatures(features, mask, warnings)
+
+    def save(self, folder: Path) -> None:
+        """Writes ``vocabulary.txt`` and an int8 table with one scale a row."""
+        from safetensors.torch import save_file
+
+        scale = self.table.abs().amax(dim=1).clamp_min(1e-8) / 127.0
+        save_file(
+            {"table": (self.table / scale[:, None]).round().to(torch.int8), "scale": scale.half()},
+            folder / "text.safetensors",
+        )
+        (folder / "vocabulary.txt").write_text("\n".join(self.vocabulary), encoding="utf-8")
+        (folder / "text.json").write_text(json.dumps({"kind": "static", "text_len": self.text_len}) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> StaticTextEncoder:
+        """Reads what :meth:`save` wrote."""
+        from safetensors.torch import load_file
+
+        settings: dict[str, Any] = json.loads((folder / "text.json").read_text())
+        tensors = load_file(folder / "text.safetensors")
+        table = tensors["table"].float() * tensors["scale"].float()[:, None]
+        vocabulary = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
+        return cls(vocabulary, table, settings["text_len"])

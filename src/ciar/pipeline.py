@@ -1,0 +1,276 @@
+"""``ciar.Pipeline``: prompts in; pictures, tokens and ledgers out.
+
+Names of the arguments are those of diffusers' pipelines where there is such an argument.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ciar.cloud.sessions import Cloud
+from ciar.decoding.sampling import SamplingLaw
+from ciar.decoding.strategy import get_strategy
+from ciar.device.session import DeviceSession
+from ciar.errors import InputError
+from ciar.intervals.thresholds import ThresholdConfig
+from ciar.ledger import Ledger
+from ciar.models.bundle import Bundle, load_bundle
+from ciar.models.vq import to_uint8
+from ciar.protocol.messages import Open, Settings
+from ciar.transport.base import Transport
+from ciar.transport.inprocess import InProcessTransport
+from ciar.transport.websocket import WebSocketTransport
+
+#: Largest ``num_images_per_prompt`` and number of prompts of one call.
+MAX_IMAGES = 1000
+
+#: Called as ``callback(pipe, step, info)``; False stops cleanly.
+Callback = Callable[["Pipeline", int, dict[str, Any]], bool | None]
+
+
+@dataclass
+class PipelineOutput:
+    """What a pipeline returns; entry i of every list belongs to picture i.
+
+    Attributes:
+        images: PIL pictures, or uint8 [height, width, 3] arrays for ``output_type="np"``, or
+            nothing for ``"tokens"``.
+        tokens: codes in raster order.
+        ledgers: what each picture cost.
+        prompts, seeds, strategies: what each was made from.
+        warnings: sentences for the user.
+    """
+
+    images: list[Any] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    ledgers: list[Ledger] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    strategies: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Pipeline:
+    """Makes pictures with one backbone.
+
+    Args:
+        bundle: the backbone.
+        transport: the way to the cloud; None runs the cloud in this process, through the same
+            messages.
+    """
+
+    def __init__(self, bundle: Bundle, transport: Transport | None = None) -> None:
+        self.bundle = bundle
+        self._transport = transport
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | Path = "emoji",
+        *,
+        cloud: str | None = None,
+        token: str | None = None,
+        device: str = "cpu",
+    ) -> Pipeline:
+        """A pipeline on an embedded backbone or a folder.
+
+        Args:
+            name_or_folder: ``emoji``, or a folder with config and weights.
+            cloud: ``ws://host:port`` of a ``ciar serve``; None runs the cloud in this process.
+            token: access token of that server.
+            device: torch device of the models here.
+        """
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"Device {device!r} is not usable here ({error}). Try cpu.") from None
+        transport = WebSocketTransport(cloud, token=token) if cloud else None
+        return cls(load_bundle(name_or_folder, device), transport)
+
+    @property
+    def transport(self) -> Transport:
+        """The way to the cloud; the in-process one is made when first needed."""
+        if self._transport is None:
+            self._transport = InProcessTransport(Cloud(self.bundle))
+        return self._transport
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        negative_prompt: str | None = None,
+        *,
+        guidance_scale: float | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        strategy: str = "ciar",
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        threshold: float | None = None,
+        prefix_rate: float | None = None,
+        window: int | None = None,
+        action: Literal["replace", "verify"] | None = None,
+        payload: Literal["ids", "features"] | None = None,
+        injection: bool | None = None,
+        callback_on_step_end: Callback | None = None,
+        output_type: Literal["pil", "np", "tokens"] = "pil",
+    ) -> PipelineOutput:
+        """Makes ``num_images_per_prompt`` pictures of each prompt.
+
+        Every picture is made alone, so it equals its lone run whatever else is asked for.
+
+        Args:
+            prompt: one prompt or several.
+            negative_prompt: what to steer away from.
+            guidance_scale: classifier-free guidance, >= 0; 1 switches it off.
+            num_images_per_prompt: pictures of each prompt; picture i has noise index i.
+            generator: draws the seed when ``seed`` is None.
+            seed: 0 to 2**64 - 1; None and no generator draws a fresh one.
+            strategy: see ``ciar strategies``.
+            temperature, top_k, top_p: sampling law of both models; None is the backbone's.
+            threshold: the gate's threshold; 0 uploads everything.
+            prefix_rate: share of the tokens that the cloud makes first.
+            window: tokens a request of windowed strategies.
+            action: what the cloud does with an uncertain token.
+            payload: what travels.
+            injection: whether interval features are added in the cloud.
+            callback_on_step_end: called after each decided token.
+            output_type: ``pil``, ``np`` or ``tokens``.
+
+        Raises:
+            InputError: an argument is out of its range.
+            RemoteError: the cloud cannot be reached or fails.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        _check_count("prompts", len(prompts))
+        _check_count("num_images_per_prompt", num_images_per_prompt)
+        if output_type not in ("pil", "np", "tokens"):
+            raise InputError(f"output_type is {output_type!r}; it must be pil, np or tokens.")
+        chosen = get_strategy(strategy)
+        defaults = self.bundle.defaults
+        settings = Settings(
+            strategy=strategy,
+            seed=draw_seed(seed, generator),
+            guidance=defaults.guidance if guidance_scale is None else guidance_scale,
+            temperature=defaults.temperature if temperature is None else temperature,
+            top_k=defaults.top_k if top_k is None else top_k,
+            top_p=defaults.top_p if top_p is None else top_p,
+            prefix_rate=defaults.prefix_rate if prefix_rate is None else prefix_rate,
+            window=defaults.window if window is None else window,
+            action=action or "replace",
+            payload=payload or "ids",
+            injection=defaults.injection if injection is None else injection,
+        )
+        check_settings(settings)
+        gate = defaults.threshold
+        if threshold is not None:
+            if math.isnan(threshold) or threshold < 0:
+                raise InputError(f"threshold is {threshold}; it must be 0 (upload everything) or more.")
+            gate = ThresholdConfig(kind="fixed", value=threshold)
+        out = PipelineOutput()
+        jobs = [(text, i) for text in prompts for i in range(num_images_per_prompt)]
+        for number, (text, image) in enumerate(jobs):
+            began = time.perf_counter()
+            here = Settings(**{**settings.__dict__, "image": image})
+            opening = Open(
+                backbone=self.bundle.name,
+                weights=self.bundle.weights,
+                prompt=text,
+                negative_prompt=negative_prompt or "",
+                settings=here,
+            )
+            features = self.bundle.text.encode(text)
+            text_ms = (time.perf_counter() - began) * 1e3
+            session = DeviceSession(
+                self.bundle,
+                chosen,
+                opening,
+                features,
+                gate,
+                defaults.score,
+                self.transport if chosen.uses_cloud else None,
+            )
+
+            def progress(done: int, ledger: Ledger, number: int = number) -> bool | None:
+                if callback_on_step_end is None:
+                    return None
+                info = {"done": done, "total": self.bundle.total, "image": number, "images": len(jobs)}
+                return callback_on_step_end(self, done, info | {"ledger": ledger})
+
+            result = session.run(progress)
+            out.warnings += [w for w in (*features.warnings, *result.warnings) if w not in out.warnings]
+            if result.stopped:
+                break
+            decoding = time.perf_counter()
+            if output_type != "tokens":
+                out.images.append(self._picture(result.tokens, output_type))
+            ended = time.perf_counter()
+            result.ledger.text_ms = text_ms
+            result.ledger.pixels_ms = (ended - decoding) * 1e3
+            result.ledger.total_ms = (ended - began) * 1e3
+            out.tokens.append(result.tokens)
+            out.ledgers.append(result.ledger)
+            out.prompts.append(text)
+            out.seeds.append(settings.seed)
+            out.strategies.append(strategy)
+        return out
+
+    def _picture(self, tokens: list[int], output_type: str) -> Any:
+        pixels = self.decode([tokens])[0]
+        return Image.fromarray(pixels) if output_type == "pil" else pixels
+
+    @torch.inference_mode()
+    def decode(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        """Pixels of codes: [pictures][tokens] to uint8 [pictures, height, width, 3]."""
+        codes = torch.tensor(tokens, device=self.bundle.device)
+        return to_uint8(self.bundle.vq.decode(codes)).cpu().numpy()
+
+
+def draw_seed(seed: int | None, generator: torch.Generator | None) -> int:
+    """The seed to use.
+
+    Raises:
+        InputError: it is no whole number from 0 to 2**64 - 1.
+    """
+    if seed is None:
+        if generator is not None:
+            return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+        return secrets.randbits(32)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise InputError(f"seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1.")
+    return seed
+
+
+def check_settings(settings: Settings) -> None:
+    """Checks the ranges that both sides rely on.
+
+    Raises:
+        InputError: names the setting and its range.
+    """
+    SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
+    if not (math.isfinite(settings.guidance) and settings.guidance >= 0):
+        raise InputError(f"guidance_scale is {settings.guidance}; it must be 0 or more.")
+    if not 0 <= settings.prefix_rate <= 1:
+        raise InputError(f"prefix_rate is {settings.prefix_rate}; it must be from 0 to 1.")
+    if not 1 <= settings.window <= 1024:
+        raise InputError(f"window is {settings.window}; it must be from 1 to 1024.")
+    if settings.action not in ("replace", "verify"):
+        raise InputError(f"action is {settings.action!r}; it must be replace or verify.")
+    if settings.payload not in ("ids", "features"):
+        raise InputError(f"payload is {settings.payload!r}; it must be ids or features.")
+
+
+def _check_count(name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_IMAGES:
+        raise InputError(f"{name} is {count!r}; it must be from 1 to {MAX_IMAGES}.")

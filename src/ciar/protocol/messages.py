@@ -1,0 +1,177 @@
+"""The messages between device and cloud. Frozen, typed, no torch.
+
+A session is ``Open`` → ``Opened``, then any number of ``Draft`` → ``Patch``, then ``Done``;
+``Error`` may come from the cloud at any time and ``Cancel`` from the device. A session can be
+rebuilt on any replica from ``Open`` with the tokens decided so far in ``history``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: WebSocket subprotocol and version of every message in this module.
+SUBPROTOCOL = "ciar.v1"
+#: Largest frame either side accepts, in bytes.
+MAX_FRAME_BYTES = 1 << 20
+#: Longest prompt that travels, in characters.
+MAX_PROMPT_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a picture is made; both sides must use the same.
+
+    Attributes:
+        strategy: name of a registered strategy.
+        seed: 0 to 2**64 - 1; the picture's noise.
+        image: index of the picture among those of one request; part of the noise key.
+        guidance: classifier-free guidance scale, >= 0; 1 computes no unconditional row.
+        temperature: >= 0; 0 takes the most likely token.
+        top_k: tokens kept, 0 = all.
+        top_p: probability mass kept, in (0, 1].
+        prefix_rate: share of the tokens that the cloud makes first, 0 to 1.
+        window: tokens that a windowed strategy drafts a request.
+        action: what the cloud does with an uncertain token: ``replace`` takes its own choice,
+            ``verify`` accepts or rejects the device's (speculative sampling).
+        payload: ``ids`` (token ids alone) or ``features`` (int8 interval features as well).
+        injection: whether the cloud adds interval features to the embeddings of accepted tokens.
+    """
+
+    strategy: str
+    seed: int = 0
+    image: int = 0
+    guidance: float = 3.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    prefix_rate: float = 0.0625
+    window: int = 16
+    action: str = "replace"
+    payload: str = "ids"
+    injection: bool = True
+
+
+@dataclass(frozen=True)
+class Open:
+    """Device → cloud: begin a picture, or go on with one.
+
+    Attributes:
+        backbone: name of the cloud model that the device expects.
+        weights: digest of the weights that the device expects ("" = any).
+        prompt: what to draw; never logged.
+        negative_prompt: what to steer away from; "" = the null caption.
+        history: tokens decided so far, in order; empty for a new picture.
+        history_decided: for each of them the index of its decider in ``ciar.ledger.DECIDERS``.
+    """
+
+    backbone: str
+    prompt: str
+    settings: Settings
+    weights: str = ""
+    negative_prompt: str = ""
+    history: tuple[int, ...] = ()
+    history_decided: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Cloud → device: the session is ready.
+
+    Attributes:
+        session: identifier, for logs on both sides.
+        tokens: tokens of the picture.
+        vocab_size: ids run from 0 to this, exclusive.
+        max_frame_bytes: largest frame that the cloud accepts.
+        idle_timeout_s: the session ends when nothing arrives for this long.
+        warnings: sentences for the user (a prompt that was cut, for example).
+    """
+
+    session: str
+    tokens: int
+    vocab_size: int
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    idle_timeout_s: float = 60.0
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Device → cloud: proposals for consecutive positions.
+
+    An empty ``ids`` asks the cloud for its own tokens: ``want`` of them, from ``start`` on.
+
+    Attributes:
+        step: counts the drafts of a session from 0; a repeat is answered with the same patch.
+        start: position of the first id.
+        ids: proposed tokens.
+        certain: for each id, whether the device vouches for it.
+        want: how many tokens the cloud is asked to make itself when ``ids`` is empty.
+        features: interval features of ``ids`` (int8 rows) when the payload is ``features``.
+    """
+
+    step: int
+    start: int
+    ids: tuple[int, ...] = ()
+    certain: tuple[bool, ...] = ()
+    want: int = 0
+    features: bytes = b""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the cloud spent on a message. Milliseconds are of its passes alone."""
+
+    passes: int = 0
+    token_rows: int = 0
+    cloud_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Cloud → device: the verdict on a draft.
+
+    Attributes:
+        step: the draft that this answers.
+        start: position of the first id.
+        ids: the tokens that stand from ``start`` on, changed or not.
+        decided: for each id the index of its decider in ``ciar.ledger.DECIDERS``.
+        horizon: every position before this one is final.
+    """
+
+    step: int
+    start: int
+    ids: tuple[int, ...]
+    decided: tuple[int, ...]
+    horizon: int
+    cost: Cost = field(default_factory=Cost)
+
+
+@dataclass(frozen=True)
+class Done:
+    """Cloud → device: the picture is complete; the whole of it, for comparison."""
+
+    ids: tuple[int, ...]
+    cost: Cost = field(default_factory=Cost)
+
+
+@dataclass(frozen=True)
+class Error:
+    """Cloud → device: the session is over.
+
+    Attributes:
+        code: ``input``, ``protocol``, ``busy``, ``version``, ``numerical`` or ``internal``.
+        message: a sentence that says what to do next.
+        retry_after_s: for ``busy``: when to try again.
+    """
+
+    code: str
+    message: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Device → cloud: stop; the picture is not wanted any more."""
+
+
+Message = Open | Opened | Draft | Patch | Done | Error | Cancel

@@ -1,0 +1,206 @@
+"""The device stage from folders to weights: teacher caches, two rounds of distillation, feature map.
+
+Round one learns from the teacher on real pictures. Its device model then continues real prefixes by
+itself, and round two learns from the teacher on those too, half of each batch: the contexts that the
+device meets when it runs on its own tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ciar.decoding.sampling import SamplingLaw
+from ciar.models.checkpoint import load_strict, read_tensors, save_tensors
+from ciar.models.device import DeviceConfig, DeviceModel
+from ciar.models.gpt import GPT, GPTConfig
+from ciar.models.text import StaticTextEncoder
+from ciar.training.captions import CaptionBank, indices_of, load_captions
+from ciar.training.device import (
+    DeviceTask,
+    DeviceTrainConfig,
+    FeatureTask,
+    LossName,
+    agreement,
+    start_from_cloud,
+)
+from ciar.training.loop import LoopConfig, train
+from ciar.training.teacher import TEACHER_TOP_K, TeacherSet, build_teacher_set, drifted_sequences
+
+#: Loop of the emoji device model: the second, longer round.
+DEVICE_LOOP = LoopConfig(steps=3000, warmup=50, decay=0.5, eval_every=250)
+
+
+@dataclass(frozen=True)
+class DistilConfig:
+    """Sizes of the device stage.
+
+    Attributes:
+        guidance: scale of the teacher's law.
+        real: most real sequences in the teacher cache.
+        drifted: sequences continued by the device itself.
+        held: held-out sequences that agreement is measured on.
+        first_share: share of the steps that the first round takes.
+        ffn_multiplier: widens the device's feed-forward.
+        layers: transformer layers of the device.
+        radius_rank: rank of the radius head; 0 is full.
+        feature_steps: steps of the feature map's training (0 = none).
+    """
+
+    guidance: float = 3.0
+    real: int = 8000
+    drifted: int = 1536
+    held: int = 96
+    first_share: float = 0.3
+    ffn_multiplier: float | None = 2.0
+    layers: int = 1
+    radius_rank: int = 64
+    feature_steps: int = 150
+
+
+@dataclass
+class Inputs:
+    """What the stage reads from the run folder."""
+
+    cloud: GPT
+    codes: Tensor
+    captions: CaptionBank
+    train_index: Tensor
+    held_index: Tensor
+
+
+def load_inputs(data: Path, text: Path, codes: Path, backbone: Path) -> Inputs:
+    """Cloud model, codes and captions of a run folder's stages."""
+    icons = load_captions(data)
+    config = GPTConfig.from_dict(json.loads((backbone / "gpt.json").read_text()))
+    cloud = GPT(config)
+    load_strict(cloud, read_tensors(backbone / "gpt.safetensors"), backbone / "gpt.safetensors")
+    return Inputs(
+        cloud.eval().requires_grad_(False),
+        torch.from_numpy(np.load(codes / "codes.npy").astype(np.int64)),
+        CaptionBank(icons, StaticTextEncoder.load(text)),
+        indices_of(icons, "train"),
+        indices_of(icons, "held_name", "held_pair"),
+    )
+
+
+def teacher_sets(inputs: Inputs, config: DistilConfig, out: Path) -> tuple[TeacherSet, TeacherSet]:
+    """Teacher caches of real training sequences and of held-out ones."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(inputs.train_index), generator=generator)[: config.real]
+    chosen = inputs.train_index[order]
+    held_order = torch.randperm(len(inputs.held_index), generator=generator)[: config.held]
+    held = inputs.held_index[held_order]
+    sets = [
+        build_teacher_set(
+            inputs.cloud, inputs.codes[rows], rows, inputs.captions.mixed, config.guidance, out / name
+        )
+        for name, rows in (("held", held), ("real", chosen))
+    ]
+    return sets[1], sets[0]
+
+
+def drifted_set(inputs: Inputs, device: DeviceModel, config: DistilConfig, out: Path) -> TeacherSet:
+    """Teacher cache of sequences that the device model continued itself."""
+    generator = torch.Generator().manual_seed(1)
+    pick = torch.randint(len(inputs.train_index), (config.drifted,), generator=generator)
+    rows = inputs.train_index[pick]
+    law = SamplingLaw(top_k=min(TEACHER_TOP_K, inputs.cloud.config.vocab_size))
+    path = out / "codes.npy"
+    if not path.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        parts = [
+            drifted_sequences(device, *inputs.captions.mixed(part), inputs.codes[part], law, generator)
+            for part in rows.split(128)
+        ]
+        np.save(path, torch.cat(parts).numpy().astype(np.uint16))
+    codes = torch.from_numpy(np.load(path).astype(np.int64))
+    return build_teacher_set(inputs.cloud, codes, rows, inputs.captions.mixed, config.guidance, out)
+
+
+def train_device(
+    *,
+    data: Path,
+    text: Path,
+    codes: Path,
+    backbone: Path,
+    out: Path,
+    loop: LoopConfig = DEVICE_LOOP,
+    loss: LossName = "coverage",
+    profile: str = "emoji",
+    resume: bool = True,
+    config: DistilConfig | None = None,
+) -> dict[str, Any]:
+    """Distils a device model and writes ``device.safetensors`` and ``device.json`` into ``out``.
+
+    Returns:
+        The last figures: held-out greedy agreement, total variation, cross-entropy, and the feature
+        map's cross-entropy with and without features.
+    """
+    tiny = profile == "tiny"
+    config = config or (
+        DistilConfig(real=8, drifted=8, held=4, radius_rank=8, feature_steps=2) if tiny else DistilConfig()
+    )
+    settings = DeviceTrainConfig(loss=loss, batch=4 if tiny else 16, compile=not tiny)
+    inputs = load_inputs(data, text, codes, backbone)
+    trunk = replace(inputs.cloud.config, n_layer=config.layers, ffn_dim_multiplier=config.ffn_multiplier)
+    device_config = DeviceConfig(
+        trunk=trunk, radius_rank=config.radius_rank or None, feature_dim=inputs.cloud.config.dim
+    )
+    torch.manual_seed(loop.seed)
+    device = DeviceModel(device_config)
+    start_from_cloud(device, inputs.cloud)
+    real, held = teacher_sets(inputs, config, out / "teacher")
+    first = max(1, round(loop.steps * config.first_share))
+    if (out / "round-1" / "device.safetensors").exists() and resume:
+        load_strict(device, read_tensors(out / "round-1" / "device.safetensors"), out / "round-1")
+    else:
+        task = DeviceTask(device, real, None, held, inputs.captions, settings, loop)
+        train(task, replace(loop, steps=first), out / "round-1", resume=resume)
+        save_tensors(device, out / "round-1" / "device.safetensors")
+    drifted = drifted_set(inputs, device.eval(), config, out / "drifted")
+    task = DeviceTask(device, real, drifted, held, inputs.captions, settings, loop)
+    figures = train(task, replace(loop, steps=loop.steps - first), out / "round-2", resume=resume)
+    device.eval()
+    figures |= {f"held_{name}": value for name, value in agreement(device, held, inputs.captions).items()}
+    if config.feature_steps:
+        figures |= train_features(device, inputs, real, config, replace(settings, batch=8), loop, out)
+    save_device(device, out)
+    return figures
+
+
+def train_features(
+    device: DeviceModel,
+    inputs: Inputs,
+    clean: TeacherSet,
+    config: DistilConfig,
+    settings: DeviceTrainConfig,
+    loop: LoopConfig,
+    out: Path,
+) -> dict[str, Any]:
+    """Trains the interval feature map; returns its cross-entropy with and without features."""
+    task = FeatureTask(device, inputs.cloud, clean, inputs.captions, 0.3, config.guidance, settings, loop)
+    short = LoopConfig(steps=config.feature_steps, warmup=10, seed=loop.seed, eval_every=config.feature_steps)
+    figures = train(task, short, out / "features")
+    return {f"features_{k}": v for k, v in figures.items() if k in ("held_with", "held_without")}
+
+
+def save_device(device: DeviceModel, out: Path, stem: str = "device") -> None:
+    """Writes a device model's weights and sizes."""
+    save_tensors(device, out / f"{stem}.safetensors")
+    (out / f"{stem}.json").write_text(json.dumps(device.config.to_dict(), indent=2) + "\n")
+
+
+def load_device(folder: Path, stem: str = "device") -> DeviceModel:
+    """Reads what :func:`save_device` wrote."""
+    config = DeviceConfig.from_dict(json.loads((folder / f"{stem}.json").read_text()))
+    device = DeviceModel(config)
+    path = folder / f"{stem}.safetensors"
+    load_strict(device, read_tensors(path), path)
+    return device.eval()

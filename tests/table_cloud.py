@@ -1,0 +1,238 @@
+"""Toy pictures of four tokens of eight codes, whose every law is known: for tests of exactness.
+
+A :class:`LawTable` gives the logits after every prefix, so the joint law of a picture can be written
+out. A :class:`TableSession` answers a strategy's passes from such a table over a pretended cache: it
+remembers which ids its cells hold, so a strategy that trusts a stale cell gets the wrong law, as it
+would from a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from drive import answer_draft
+from scipy.stats import chisquare
+from torch import Tensor
+
+from ciar.decoding.sampling import SamplingLaw, choose, to_law
+from ciar.decoding.strategy import (
+    CloudRun,
+    DeviceRun,
+    Pass,
+    Proposal,
+    Propose,
+    Receive,
+    Send,
+    get_strategy,
+)
+from ciar.noise import ACCEPT_LANE, RESIDUAL_LANE, gumbel_table, uniform
+from ciar.protocol.messages import Draft, Patch, Settings
+
+CODES, LENGTH = 8, 4
+#: Row of the first prefix of each length.
+_FIRST = [(CODES**n - 1) // (CODES - 1) for n in range(LENGTH + 1)]
+
+
+def row_of(prefix: Sequence[int]) -> int:
+    """Row of a prefix in a table of all prefixes, by length and then in counting order."""
+    row = 0
+    for token in prefix:
+        row = row * CODES + token
+    return _FIRST[len(prefix)] + row
+
+
+@dataclass(frozen=True)
+class LawTable:
+    """Logits after every prefix shorter than a picture: float32 [585, 8]."""
+
+    logits: Tensor
+
+    @classmethod
+    def random(cls, seed: int, scale: float = 1.5) -> LawTable:
+        generator = torch.Generator().manual_seed(seed)
+        return cls(scale * torch.randn(_FIRST[LENGTH], CODES, generator=generator))
+
+    def near(self, seed: int, scale: float = 0.8) -> LawTable:
+        """A table that resembles this one: a device that is often right."""
+        return LawTable(self.logits + LawTable.random(seed, scale).logits)
+
+    def conditionals(self, law: SamplingLaw) -> np.ndarray:
+        """Processed laws, float64 [585, 8]: the definition, written without the code under test."""
+        z = self.logits.double().numpy()
+        if law.temperature == 0:
+            return np.eye(CODES)[z.argmax(1)]
+        z = z / law.temperature
+        keep = np.ones_like(z, dtype=bool)
+        if law.top_k:
+            keep &= z >= np.sort(z, axis=1)[:, [-law.top_k]]
+        p = np.exp(z - z.max(1, keepdims=True)) * keep
+        p /= p.sum(1, keepdims=True)
+        for row in p:
+            mass = 0.0
+            for token in np.argsort(-row):
+                if mass > law.top_p:
+                    row[token] = 0.0
+                mass += row[token]
+        return p / p.sum(1, keepdims=True)
+
+    def joint(self, law: SamplingLaw) -> np.ndarray:
+        """Exact law of a whole picture, float64 [8, 8, 8, 8]."""
+        p = self.conditionals(law)
+        out = np.ones(1)
+        for n in range(LENGTH):
+            out = (out[:, None] * p[_FIRST[n] : _FIRST[n + 1]]).reshape(-1)
+        return out.reshape((CODES,) * LENGTH)
+
+
+class NoiseBank:
+    """The product's own noise for many pictures at once; picture i has the positions from 4 i on."""
+
+    def __init__(self, pictures: int, seed: int = 0) -> None:
+        where = range(pictures * LENGTH)
+        self.gumbels = torch.from_numpy(gumbel_table(seed, 0, where, CODES))
+        self.accepts = uniform(seed, 0, np.arange(pictures * LENGTH), 0, ACCEPT_LANE)
+        self.residuals = torch.from_numpy(gumbel_table(seed, 0, where, CODES, RESIDUAL_LANE))
+
+
+class BankNoise:
+    """Noise of one picture, read from a bank."""
+
+    def __init__(self, bank: NoiseBank, picture: int) -> None:
+        self.bank, self.base = bank, picture * LENGTH
+
+    def gumbel(self, start: int, count: int) -> Tensor:
+        return self.bank.gumbels[self.base + start : self.base + start + count]
+
+    def accept(self, position: int) -> float:
+        return float(self.bank.accepts[self.base + position])
+
+    def residual(self, position: int) -> Tensor:
+        return self.bank.residuals[self.base + position]
+
+
+class TableSession:
+    """The cloud's side of one picture, with a table in place of a model."""
+
+    def __init__(self, table: LawTable, run: CloudRun, device_laws: Tensor | None = None) -> None:
+        self.table, self.run, self.device_laws = table, run, device_laws
+        self.cells: list[int] = []
+        self.passes: list[Pass] = []
+
+    def answer(self, draft: Draft) -> list[Patch]:
+        return answer_draft(
+            get_strategy(self.run.settings.strategy), self.run, draft, self.run_pass, self.device_law
+        )
+
+    def run_pass(self, request: Pass) -> Tensor:
+        if not request.ids:
+            return self.table.logits[:1]
+        assert request.start <= len(self.cells), "a pass leaves a gap of cells"
+        self.passes.append(request)
+        # What lies behind the fed block is stale, and no later pass reads it before it is fed again.
+        self.cells[request.start :] = request.ids
+        ends = range(request.start + 1, len(self.cells) + 1)
+        return self.table.logits[[row_of(self.cells[:end]) for end in ends]]
+
+    def device_law(self, position: int) -> Tensor:
+        assert self.device_laws is not None
+        return self.device_laws[row_of(self.run.tokens[:position])]
+
+
+class AlwaysAsk:
+    """A gate that is never certain, or always."""
+
+    def __init__(self, certain: bool = False) -> None:
+        self.answer = certain
+
+    def certain(self, score: float) -> bool:
+        return self.answer
+
+    def answered(self, accepted: bool) -> None:
+        """Changes nothing."""
+
+
+#: Given the tokens so far and the picture's noise, the next proposal.
+Drafter = Callable[[list[int], BankNoise], int]
+
+
+def drawing_from(laws: Tensor) -> Drafter:
+    """A drafter that draws from processed laws [585, 8] under the picture's noise, as the device does."""
+    return lambda tokens, noise: int(choose(laws[row_of(tokens)], noise.gumbel(len(tokens), 1)[0]))
+
+
+def make_picture(
+    table: LawTable,
+    settings: Settings,
+    noise: BankNoise,
+    drafter: Drafter,
+    *,
+    certain: bool = False,
+    device_laws: Tensor | None = None,
+    run_type: type[CloudRun] = CloudRun,
+) -> tuple[DeviceRun, TableSession]:
+    """Runs both halves of a strategy to the end of one picture."""
+    law = SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
+    device = DeviceRun(settings, LENGTH, AlwaysAsk(certain))
+    session = TableSession(table, run_type(settings, law, LENGTH, CODES, noise), device_laws)
+    patches: list[Patch] = []
+    half = get_strategy(settings.strategy).device(device)
+    reply: object = None
+    while True:
+        try:
+            op = half.send(reply)
+        except StopIteration:
+            return device, session
+        reply = None
+        if isinstance(op, Propose):
+            reply = Proposal(drafter(op.tokens, noise), score=0.5)
+        elif isinstance(op, Send):
+            assert isinstance(op.message, Draft)
+            patches = session.answer(op.message)
+        elif isinstance(op, Receive):
+            reply = patches.pop(0)
+
+
+def laws_of(table: LawTable, law: SamplingLaw) -> Tensor:
+    """Processed laws of every prefix by the code under test, float32 [585, 8]."""
+    return to_law(table.logits, law)
+
+
+def law_p_value(pictures: np.ndarray, joint: np.ndarray) -> float:
+    """How well pictures [n, 4] fit an exact joint law: a Bonferroni-corrected chi-square p-value.
+
+    Tests the joint law of all four tokens, with cells under five expected counts put together, and
+    the law of each pair of neighbours, where a small fault shows with fewer pictures. A picture that
+    the law makes impossible gives 0.
+    """
+    n = len(pictures)
+    index = tuple(pictures.T)
+    if (joint[index] == 0).any():
+        return 0.0
+    counts = np.zeros_like(joint)
+    np.add.at(counts, index, 1)
+    views = [(counts.reshape(-1), joint.reshape(-1))]
+    for first in range(LENGTH - 1):
+        others = tuple(axis for axis in range(LENGTH) if axis not in (first, first + 1))
+        views.append((counts.sum(others).reshape(-1), joint.sum(others).reshape(-1)))
+    return min(1.0, len(views) * min(_merged_p(count, n * p) for count, p in views))
+
+
+def _merged_p(observed: np.ndarray, expected: np.ndarray) -> float:
+    order = np.argsort(-expected)
+    observed, expected = observed[order], expected[order]
+    # Walk up from the rarest cells, closing a group whenever it expects five.
+    seen, due, rows = 0.0, 0.0, []
+    for o, e in zip(observed[::-1], expected[::-1], strict=True):
+        seen, due = seen + o, due + e
+        if due >= 5:
+            rows.append((seen, due))
+            seen, due = 0.0, 0.0
+    if due > 0:
+        rows[-1] = (rows[-1][0] + seen, rows[-1][1] + due)
+    if len(rows) < 2:
+        return 1.0
+    seen_counts, due_counts = np.array(rows).T
+    return float(chisquare(seen_counts, due_counts * seen_counts.sum() / due_counts.sum()).pvalue)
