@@ -21,6 +21,7 @@ from ciar.decoding.sampling import SamplingLaw, choose, to_law
 from ciar.decoding.strategy import (
     CloudRun,
     DeviceRun,
+    Gate,
     Pass,
     Proposal,
     Propose,
@@ -141,14 +142,11 @@ class TableSession:
         return self.device_laws[row_of(self.run.tokens[:position])]
 
 
-class AlwaysAsk:
-    """A gate that is never certain, or always."""
-
-    def __init__(self, certain: bool = False) -> None:
-        self.answer = certain
+class NeverCertain:
+    """A gate that uploads every token."""
 
     def certain(self, score: float) -> bool:
-        return self.answer
+        return False
 
     def answered(self, accepted: bool) -> None:
         """Changes nothing."""
@@ -169,14 +167,14 @@ def make_picture(
     noise: BankNoise,
     drafter: Drafter,
     *,
-    certain: bool = False,
+    gate_type: Callable[[], Gate] = NeverCertain,
     device_laws: Tensor | None = None,
-    run_type: type[CloudRun] = CloudRun,
+    session_type: type[TableSession] = TableSession,
 ) -> tuple[DeviceRun, TableSession]:
     """Runs both halves of a strategy to the end of one picture."""
     law = SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
-    device = DeviceRun(settings, LENGTH, AlwaysAsk(certain))
-    session = TableSession(table, run_type(settings, law, LENGTH, CODES, noise), device_laws)
+    device = DeviceRun(settings, LENGTH, gate_type())
+    session = session_type(table, CloudRun(settings, law, LENGTH, CODES, noise), device_laws)
     patches: list[Patch] = []
     half = get_strategy(settings.strategy).device(device)
     reply: object = None
@@ -217,10 +215,10 @@ def law_p_value(pictures: np.ndarray, joint: np.ndarray) -> float:
     for first in range(LENGTH - 1):
         others = tuple(axis for axis in range(LENGTH) if axis not in (first, first + 1))
         views.append((counts.sum(others).reshape(-1), joint.sum(others).reshape(-1)))
-    return min(1.0, len(views) * min(_merged_p(count, n * p) for count, p in views))
+    return min(1.0, len(views) * min(merged_p(count, n * p) for count, p in views))
 
 
-def _merged_p(observed: np.ndarray, expected: np.ndarray) -> float:
+def merged_p(observed: np.ndarray, expected: np.ndarray) -> float:
     order = np.argsort(-expected)
     observed, expected = observed[order], expected[order]
     # Walk up from the rarest cells, closing a group whenever it expects five.

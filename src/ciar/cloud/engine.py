@@ -18,8 +18,9 @@ from ciar.decoding.drafter import Drafter
 from ciar.decoding.sampling import guide
 from ciar.decoding.strategy import Pass
 from ciar.models.cache import KVCache
-from ciar.models.device import DeviceModel, new_cache
-from ciar.models.gpt import GPT, causal_mask
+from ciar.models.device import DeviceModel
+from ciar.models.gpt import GPT
+from ciar.models.inference import InferenceGPT
 from ciar.models.text import TextFeatures
 
 
@@ -51,8 +52,10 @@ class CloudEngine:
     """The cloud model and, when there is one, the cloud's copy of the device model."""
 
     def __init__(self, model: GPT, device_model: DeviceModel | None = None) -> None:
-        self.model = model
+        self.model = InferenceGPT(model)
+        self.null = model.cls_embedding.uncond_embedding
         self.device_model = device_model
+        self.device_trunk = None if device_model is None else InferenceGPT(device_model.trunk)
         self._lock = threading.Lock()
 
     def open(
@@ -69,18 +72,17 @@ class CloudEngine:
         began = time.perf_counter()
         with self._lock, torch.inference_mode():
             slot = self._prefill(text, negative, guidance)
-            if self.device_model is not None:
-                slot.drafter = Drafter(self.device_model, device_text)
+            if self.device_model is not None and self.device_trunk is not None:
+                slot.drafter = Drafter(self.device_model, self.device_trunk, device_text)
         slot.milliseconds += (time.perf_counter() - began) * 1e3
         return slot
 
     def _prefill(self, text: TextFeatures, negative: TextFeatures | None, guidance: float) -> Slot:
-        model, weight = self.model, self.model.tok_embeddings.weight
+        model, weight = self.model, self.model.embedding
         features, mask = [text.features], [text.mask]
         if guidance != 1.0:
-            null = model.cls_embedding.uncond_embedding
             # The null caption has the prompt's mask, as in training.
-            features.append(null.to(text.features) if negative is None else negative.features)
+            features.append(self.null.to(text.features) if negative is None else negative.features)
             mask.append(text.mask if negative is None else negative.mask)
         stacked_mask = torch.stack(mask).to(weight.device)
         valid = int(stacked_mask.sum(dim=1).max())
@@ -88,10 +90,10 @@ class CloudEngine:
         text_mask: Tensor | None = stacked_mask[:, -valid:]
         if bool(stacked_mask[:, -valid:].all()):
             text_mask = None
-        cache = new_cache(model, valid, len(features))
+        cache = model.new_cache(valid, len(features))
         first = model.config.text_len - valid
         attention = None if text_mask is None else self._mask(text_mask, valid, valid)
-        hidden = model(model.embed_text(rows), first, cache, attention)
+        hidden = model.forward(model.embed_text(rows), first, cache, attention)
         logits = model.head(hidden[:, -1])
         return Slot(
             cache, guidance, text_mask, self._guided(logits, guidance), passes=1, token_rows=len(rows)
@@ -113,7 +115,7 @@ class CloudEngine:
         began = time.perf_counter()
         with self._lock, torch.inference_mode():
             model = self.model
-            rows = slot.cache.keys.shape[1]
+            rows = slot.cache.rows
             ids = torch.tensor([request.ids], device=slot.prefill.device)
             x = model.embed_tokens(ids)
             if features is not None:
@@ -123,7 +125,7 @@ class CloudEngine:
             mask = None
             if slot.text_mask is not None:
                 mask = self._mask(slot.text_mask, n, start + n - slot.cache.first)
-            hidden = model(x.expand(rows, -1, -1), start, slot.cache, mask)
+            hidden = model.forward(x.expand(rows, -1, -1), start, slot.cache, mask)
             logits = self._guided(model.head(hidden), slot.scale)
         slot.passes += 1
         slot.token_rows += n * rows
@@ -140,4 +142,5 @@ class CloudEngine:
         text = text_mask.shape[1]
         valid = F.pad(text_mask, (0, length - text), value=True)[:, None, None, :]
         own = torch.eye(length, dtype=torch.bool, device=text_mask.device)[-n:]
-        return (causal_mask(n, length, text_mask.device) & valid) | own
+        causal = torch.ones(n, length, dtype=torch.bool, device=text_mask.device).tril(length - n)
+        return (causal & valid) | own

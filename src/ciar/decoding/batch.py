@@ -32,9 +32,9 @@ from ciar.decoding.strategy import (
 )
 from ciar.errors import InputError
 from ciar.ledger import Ledger
-from ciar.models.cache import KVCache
 from ciar.models.device import DeviceModel
 from ciar.models.gpt import GPT
+from ciar.models.inference import InferenceGPT
 from ciar.protocol.messages import Draft, Patch, Settings
 
 
@@ -48,29 +48,17 @@ class RaggedTrunk:
     """
 
     def __init__(self, model: GPT, features: Tensor, mask: Tensor) -> None:
-        self.model = model
+        self.model = InferenceGPT(model)
         config = model.config
         rows, text = mask.shape
         self.mask = mask
-        weight = model.tok_embeddings.weight
         # Shorter blocks are padded, and their padding is written behind the last cell that counts.
-        slack = config.tokens
-        self.cache = KVCache(
-            layers=config.n_layer,
-            rows=rows,
-            heads=config.n_head,
-            head_dim=config.head_dim,
-            first=config.text_len - text,
-            end=config.text_len + config.tokens + slack,
-            dtype=weight.dtype,
-            device=weight.device,
-        )
+        self.cache = self.model.new_cache(text, rows, spare=config.tokens)
         own = torch.eye(text, dtype=torch.bool, device=mask.device)
         causal = torch.ones(text, text, dtype=torch.bool, device=mask.device).tril()
-        attention = (causal & mask[:, None, :]) | own
-        hidden = model(
-            model.embed_text(features.to(weight)), config.text_len - text, self.cache, attention[:, None]
-        )
+        attention = ((causal & mask[:, None, :]) | own)[:, None]
+        x = self.model.embed_text(features.to(self.model.embedding))
+        hidden = self.model.forward(x, config.text_len - text, self.cache, attention)
         #: [rows, dim] hidden state that predicts image token 0.
         self.first_hidden = hidden[:, -1]
 
@@ -78,7 +66,7 @@ class RaggedTrunk:
         """Feeds blocks of embedded tokens.
 
         Args:
-            rows: int64 [n], distinct.
+            rows: int64 [n], distinct and ascending.
             starts: int64 [n] image position of each block's first token.
             x: [n, width, dim]; blocks shorter than ``width`` are padded at the end.
 
@@ -92,27 +80,8 @@ class RaggedTrunk:
         own = text + starts[:, None] + torch.arange(width, device=x.device)  # [n, width] own cell
         allowed = cells[None, None, :] <= own[:, :, None]
         allowed[:, :, :text] &= self.mask[rows][:, None, :]
-        cache = _Rows(self.cache, rows)
-        return self.model(x, starts + self.model.config.text_len, cache, allowed[:, None])
-
-
-class _Rows:
-    """Some rows of a cache, as the model sees a cache."""
-
-    def __init__(self, cache: KVCache, rows: Tensor) -> None:
-        self.cache, self.rows = cache, rows
-        self.first = cache.first
-
-    def write(self, layer: int, start: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        cells = start[:, None] - self.first + torch.arange(k.shape[2], device=k.device)
-        high = int(cells.max()) + 1
-        rows = self.rows[:, None]
-        keys[rows, :, cells] = k.transpose(1, 2)
-        values[rows, :, cells] = v.transpose(1, 2)
-        if len(self.rows) == keys.shape[0]:  # all rows, in order: no copy
-            return keys[:, :, :high], values[:, :, :high]
-        return keys[self.rows, :, :high], values[self.rows, :, :high]
+        first = self.model.config.text_len
+        return self.model.forward(x, starts + first, self.cache.choose(rows), allowed[:, None])
 
 
 @dataclass
@@ -182,7 +151,7 @@ class Batch:
                 null = cloud.cls_embedding.uncond_embedding[-features.shape[1] :].to(features)
                 rows.append(null.expand_as(features))
             self.cloud_trunk = RaggedTrunk(cloud, torch.cat(rows), mask.repeat(self.guided, 1))
-            self.prefill = self._guided(cloud.head(self.cloud_trunk.first_hidden))
+            self.prefill = self._guided(self.cloud_trunk.model.head(self.cloud_trunk.first_hidden))
         if strategy.uses_device and device is not None:
             self.device_trunk = RaggedTrunk(device.trunk, features, mask)
             self.states = torch.zeros(self.count, total + 1, device.config.trunk.dim, device=mask.device)
@@ -192,7 +161,8 @@ class Batch:
         for i, own in enumerate(settings):
             run = DeviceRun(own, total, gates[i])
             cloud_run = CloudRun(own, self.law, total, vocab, self.noises[i])
-            ledger = Ledger(tokens=total, cloud_passes=int(strategy.uses_cloud))
+            prefill = int(strategy.uses_cloud)
+            ledger = Ledger(tokens=total, cloud_passes=prefill, token_rows=prefill * self.guided)
             self.jobs.append(_Job(i, run, cloud_run, ledger, strategy.device(run)))
 
     @torch.inference_mode()
@@ -281,7 +251,7 @@ class Batch:
         if self.guided == 2:
             x, starts = x.repeat(2, 1, 1), starts.repeat(2)
             rows = torch.cat([rows, rows + self.count])
-        logits = self._guided(self.cloud_model.head(self.cloud_trunk.feed(rows, starts, x)))
+        logits = self._guided(self.cloud_trunk.model.head(self.cloud_trunk.feed(rows, starts, x)))
         for job in jobs:
             job.ledger.cloud_passes += 1
             job.ledger.token_rows += self.guided * len(job.waiting.ids)

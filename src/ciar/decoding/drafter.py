@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ciar.models.device import DeviceModel
+from ciar.models.inference import InferenceGPT
 from ciar.models.text import TextFeatures
 
 
@@ -18,22 +19,22 @@ class Drafter:
 
     Args:
         model: the device model.
+        trunk: its trunk, ready for decoding.
         text: the prompt's features in the device's own text encoder.
     """
 
-    def __init__(self, model: DeviceModel, text: TextFeatures) -> None:
-        self.model = model
+    def __init__(self, model: DeviceModel, trunk: InferenceGPT, text: TextFeatures) -> None:
+        self.model, self.trunk = model, trunk
         config = model.config.trunk
         valid = int(text.mask.sum())
-        self.cache = model.new_cache(valid)
+        self.cache = trunk.new_cache(valid, rows=1)
         self.fed: list[int] = []
         self.steps = 0
-        weight = model.trunk.tok_embeddings.weight
         #: Entry i is the hidden state that predicts token i.
-        self.states = torch.zeros(config.tokens + 1, config.dim, device=weight.device, dtype=weight.dtype)
+        self.states = torch.zeros(config.tokens + 1, config.dim, device=trunk.device, dtype=trunk.dtype)
         with torch.inference_mode():
-            rows = text.features[-valid:][None].to(weight)
-            hidden = model.trunk(model.trunk.embed_text(rows), config.text_len - valid, self.cache)
+            rows = text.features[-valid:][None].to(self.states)
+            hidden = trunk.forward(trunk.embed_text(rows), config.text_len - valid, self.cache)
             self.states[0] = hidden[0, -1]
 
     def feed(self, tokens: list[int]) -> None:
@@ -42,10 +43,10 @@ class Drafter:
         if self.fed != tokens[:known]:
             known = next(i for i, (a, b) in enumerate(zip(self.fed, [*tokens, -1], strict=False)) if a != b)
         if known < len(tokens):
-            trunk = self.model.trunk
+            trunk = self.trunk
             fresh = torch.tensor([tokens[known:]], device=self.states.device)
             with torch.inference_mode():
-                hidden = trunk(trunk.embed_tokens(fresh), trunk.config.text_len + known, self.cache)
+                hidden = trunk.forward(trunk.embed_tokens(fresh), trunk.config.text_len + known, self.cache)
                 self.states[known + 1 : len(tokens) + 1] = hidden[0]
             self.steps += len(tokens) - known
         self.fed = list(tokens)

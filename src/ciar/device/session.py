@@ -121,7 +121,7 @@ class DeviceSession:
             law = SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
             vocab = bundle.gpt_config.vocab_size
             noise = PictureNoise(settings.seed, settings.image, bundle.total, vocab, bundle.device)
-            drafter = Drafter(bundle.device_model, text)
+            drafter = Drafter(bundle.device_model, bundle.device_trunk, text)
             features = settings.payload == "features" and strategy.injects and settings.injection
             self.proposer = Proposer(drafter, law, noise, score, features)
             self.ledger.device_ms += (time.perf_counter() - began) * 1e3

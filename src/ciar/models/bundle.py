@@ -15,6 +15,7 @@ from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.checkpoint import folder_digest, load_strict, read_tensors
 from ciar.models.device import DeviceConfig, DeviceModel
 from ciar.models.gpt import GPT, GPTConfig
+from ciar.models.inference import InferenceGPT
 from ciar.models.text import StaticTextEncoder, TextEncoder
 from ciar.models.vq import VQConfig, VQModel
 
@@ -104,6 +105,11 @@ class Bundle:
             )
         config = DeviceConfig.from_dict(self.config["devices"][stem])
         return self._load(DeviceModel(config), f"{stem}.safetensors")
+
+    @cached_property
+    def device_trunk(self) -> InferenceGPT:
+        """The device model's trunk, ready for decoding."""
+        return InferenceGPT(self.device_model.trunk)
 
     @cached_property
     def text(self) -> TextEncoder:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from ciar.models.gpt import GPTConfig
 
+
+@dataclass(frozen=True)
 class KVCache:
     """Keys and values of every layer at fixed cells.
 
@@ -13,33 +18,47 @@ class KVCache:
     read, so nothing needs to be cleared.
 
     Attributes:
+        cells: [layers, 2, rows, heads, cells, head_dim]; keys (rotated), then values.
         first: position of the first cell. Left padding before it is not stored at all, since
             nothing attends to padding.
-        end: one past the last position that there is a cell for.
+        chosen: int64 [n], the rows that a block is for; None is all of them.
     """
 
-    def __init__(
-        self,
+    cells: Tensor
+    first: int
+    chosen: Tensor | None = None
+
+    @classmethod
+    def allocate(
+        cls,
+        config: GPTConfig,
         *,
-        layers: int,
+        text_rows: int,
         rows: int,
-        heads: int,
-        head_dim: int,
-        first: int,
-        end: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        shape = (layers, rows, heads, end - first, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.first = first
-        self.end = end
+        dtype: torch.dtype,
+        device: torch.device | str,
+        spare: int = 0,
+    ) -> KVCache:
+        """Cells for ``text_rows`` text rows, all image tokens, and ``spare`` cells for padding."""
+        length = text_rows + config.tokens + spare
+        shape = (config.n_layer, 2, rows, config.n_head, length, config.head_dim)
+        return cls(torch.zeros(shape, dtype=dtype, device=device), config.text_len - text_rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows that a block has."""
+        return self.cells.shape[2] if self.chosen is None else len(self.chosen)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the cache holds."""
-        return 2 * self.keys.numel() * self.keys.element_size()
+        return self.cells.numel() * self.cells.element_size()
+
+    def choose(self, rows: Tensor) -> KVCache:
+        """The same cells, for blocks of these rows alone (distinct, int64 [n])."""
+        if len(rows) == self.cells.shape[2]:
+            return KVCache(self.cells, self.first)
+        return KVCache(self.cells, self.first, rows)
 
     def write(self, layer: int, start: int | Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores a block and returns all keys and values up to its end.
@@ -52,19 +71,22 @@ class KVCache:
             v: [rows, heads, n, head_dim].
 
         Returns:
-            Views [rows, heads, cells, head_dim] of keys and values, up to the last cell written.
+            Keys and values [rows, heads, cells, head_dim], up to the last cell written; views where
+            all rows start together.
         """
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values = self.cells[layer, 0], self.cells[layer, 1]
         n = k.shape[2]
         if isinstance(start, int):
             low = start - self.first
             high = low + n
             keys[:, :, low:high] = k
             values[:, :, low:high] = v
-        else:
-            cells = start[:, None] - self.first + torch.arange(n, device=k.device)  # [rows, n]
-            high = int(cells.max()) + 1
-            rows = torch.arange(k.shape[0], device=k.device)[:, None]
-            keys[rows, :, cells] = k.transpose(1, 2)
-            values[rows, :, cells] = v.transpose(1, 2)
-        return keys[:, :, :high], values[:, :, :high]
+            return keys[:, :, :high], values[:, :, :high]
+        where = start[:, None] - self.first + torch.arange(n, device=k.device)  # [rows, n]
+        high = int(where.max()) + 1
+        rows = torch.arange(len(start), device=k.device) if self.chosen is None else self.chosen
+        keys[rows[:, None], :, where] = k.transpose(1, 2)
+        values[rows[:, None], :, where] = v.transpose(1, 2)
+        if self.chosen is None:
+            return keys[:, :, :high], values[:, :, :high]
+        return keys[self.chosen, :, :high], values[self.chosen, :, :high]

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ciar.intervals.head import IntervalHead
 from ciar.intervals.interfuse import creinn, creinn_width
-from ciar.models.cache import KVCache
 from ciar.models.gpt import GPT, GPTConfig
 
 
@@ -102,27 +101,7 @@ class DeviceModel(nn.Module):
         self.head = IntervalHead(config.trunk.dim, config.trunk.vocab_size, config.radius_rank)
         self.phi = FeatureMap(config)
 
-    def new_cache(self, text_rows: int, rows: int = 1) -> KVCache:
-        """A cache for pictures whose prompt has ``text_rows`` text rows."""
-        return new_cache(self.trunk, text_rows, rows)
-
     def features(self, hidden: Tensor) -> Tensor:
         """Interval features [..., feature_dim] of hidden states [..., dim]."""
         law = self.head(hidden)
         return self.phi(hidden, law.centre, law.radius, self.trunk.tok_embeddings.weight)
-
-
-def new_cache(model: GPT, text_rows: int, rows: int) -> KVCache:
-    """A cache over ``text_rows`` text rows and all image tokens of a model."""
-    config = model.config
-    weight = model.tok_embeddings.weight
-    return KVCache(
-        layers=config.n_layer,
-        rows=rows,
-        heads=config.n_head,
-        head_dim=config.head_dim,
-        first=config.text_len - text_rows,
-        end=config.text_len + config.tokens,
-        dtype=weight.dtype,
-        device=weight.device,
-    )

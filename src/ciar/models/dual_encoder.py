@@ -165,4 +165,4 @@ class DualEncoder(nn.Module):
                 f"The dual encoder in {folder} is damaged or incomplete ({error}). Train it anew: "
                 "ciar train dual-encoder."
             ) from None
-        return model.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return model.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,8 +1,8 @@
 """The AR transformer of the LlamaGen family; also the emoji model and every device trunk.
 
-One implementation serves training (whole sequences, no cache) and decoding (blocks of positions
-over a static cache). Key names are those of LlamaGen's public checkpoints. Knows nothing of
-guidance, sampling or sessions.
+This is the model as it is trained and stored: whole sequences, no cache, the key names of LlamaGen's
+public checkpoints. ``models.inference`` decodes with the same weights. Knows nothing of guidance,
+sampling or sessions.
 
 Source: LlamaGen, arXiv 2406.06525, section 2.2, https://github.com/FoundationVision/LlamaGen.
 """
@@ -15,8 +15,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from ciar.models.cache import KVCache
 
 TextRotary = Literal["zero", "identity"]
 
@@ -214,40 +212,8 @@ class GPT(nn.Module):
         return self.tok_embeddings(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits, float32 [..., vocab_size], of the output of :meth:`forward` or :meth:`train_hidden`."""
+        """Logits, float32 [..., vocab_size], of the output of :meth:`train_hidden`."""
         return self.output(hidden).float()
-
-    def forward(self, x: Tensor, start: int | Tensor, cache: KVCache, mask: Tensor | None = None) -> Tensor:
-        """Runs one block of consecutive positions over the cache.
-
-        Args:
-            x: [rows, n, dim] embedded inputs of positions ``start`` to ``start + n - 1``. Position
-                ``text_len`` is the first image token.
-            start: position of the first input, the same for all rows or int64 [rows]. Cells at and
-                after it are overwritten, which is how a rollback works: go on from an earlier
-                position.
-            cache: holds the positions before ``start``.
-            mask: bool [rows, 1, n, length], True where attention is allowed, with ``length`` the
-                cells up to the last input's. None is plain causal attention over everything that
-                the cache holds; rows that start at different positions need a mask.
-
-        Returns:
-            [rows, n, dim] normalised hidden states.
-        """
-        n = x.shape[1]
-        if isinstance(start, int):
-            table = self.table[start : start + n]
-            if mask is None and n > 1:
-                mask = causal_mask(n, start + n - cache.first, x.device)
-        else:
-            cells = (start[:, None] + torch.arange(n, device=x.device)).clamp_max(len(self.table) - 1)
-            table = self.table[cells].unsqueeze(1)  # [rows, 1, n, head_dim / 2, 2]
-        for layer, block in enumerate(self.blocks):
-            q, k, v = block.attention.project(block.attention_norm(x), table)
-            keys, values = cache.write(layer, start, k, v)
-            mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-            x = block.finish(x, mixed)
-        return self.norm(x)
 
     def train_hidden(self, features: Tensor, text_mask: Tensor, tokens: Tensor) -> Tensor:
         """Teacher-forced pass over whole sequences, without a cache.
@@ -277,11 +243,6 @@ class GPT(nn.Module):
             q, k, v = block.attention.project(block.attention_norm(x), table)
             x = block.finish(x, F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
         return self.norm(x)
-
-
-def causal_mask(n: int, length: int, device: torch.device) -> Tensor:
-    """bool [1, 1, n, length]: the last ``n`` of ``length`` positions attend to all before them."""
-    return torch.ones(n, length, dtype=torch.bool, device=device).tril(length - n)[None, None]
 
 
 def sequence_mask(text_mask: Tensor, length: int) -> Tensor:

@@ -38,7 +38,7 @@ class BackboneConfig:
         compile: compile the forward; a minute at the start, then about 1.5 times faster.
     """
 
-    batch: int = 32
+    batch: int = 16
     lr: float = 2e-3
     caption_dropout: float = 0.1
     compile: bool = True

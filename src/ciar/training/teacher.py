@@ -117,6 +117,6 @@ def drifted_sequences(
         noise = -torch.empty(rows, device.config.trunk.vocab_size).exponential_(generator=generator).log()
         drawn = choose(to_law(device.head.centre_logits(hidden), law), noise)
         out[:, position] = torch.where(position < cut, codes[:, position], drawn)
-        x = device.trunk.embed_tokens(out[:, position : position + 1])
+        x = trunk.model.embed_tokens(out[:, position : position + 1])
         hidden = trunk.feed(every, torch.full((rows,), position), x)[:, 0]
     return out
