@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-from ciar.models.bundle import Bundle, load_bundle
+from hypothesis import settings
 from tiny import write_tiny_bundle
+
+from ciar.cloud.sessions import Cloud
+from ciar.models.bundle import Bundle, load_bundle
+
+# The same examples in every run, on slow machines too; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+settings.register_profile("explore", print_blob=True, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,3 +38,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_folder: Path) -> Bundle:
     return load_bundle(tiny_folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_cloud(tiny_bundle: Bundle) -> Cloud:
+    return Cloud(tiny_bundle)

@@ -8,11 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from ciar.cloud.engine import CloudEngine, Slot
+from ciar.cloud.sessions import Cloud, CloudSession
 from ciar.decoding.noise import PictureNoise
 from ciar.decoding.sampling import SamplingLaw
 from ciar.decoding.strategy import CloudRun, DeviceLaw, Pass, Strategy, get_strategy
+from ciar.device.session import DeviceSession
+from ciar.intervals.thresholds import ThresholdConfig
+from ciar.models.bundle import Bundle
 from ciar.models.text import TextFeatures
-from ciar.protocol.messages import Draft, Patch, Settings
+from ciar.protocol.messages import Done, Draft, Open, Patch, Settings
+from ciar.transport.base import Transport
 
 
 def answer_draft(
@@ -73,3 +78,68 @@ def finish_cloud(
         answer_draft(get_strategy(name), run, draft, lambda request: engine.run(slot, request))
         step += 1
     return run.tokens, slot
+
+
+def opening(prompt: str = "a red cat", strategy: str = "base", negative: str = "", **values: Any) -> Open:
+    """A message that opens a session on the tiny backbone; ``history`` may be among the values."""
+    history = tuple(values.pop("history", ()))
+    decided = tuple(values.pop("history_decided", ()))
+    return Open("tiny", prompt, Settings(strategy, **values), "", negative, history, decided)
+
+
+#: Given the tokens so far, the next proposal.
+Propose = Callable[[list[int]], int]
+
+
+def finish_session(session: CloudSession, propose: Propose, window: int = 4) -> list[int]:
+    """Brings a session of ``base`` or ``lossless`` to its end with a stub drafter; returns its tokens."""
+    tokens = list(session._run.tokens)
+    step = session._next_step
+    while len(tokens) < session.opened.tokens:
+        start, room = len(tokens), session.opened.tokens - len(tokens)
+        if session._strategy.uses_device:
+            known = list(tokens)
+            for _ in range(min(window, room)):
+                known.append(propose(known))
+            ids = tuple(known[start:])
+            draft = Draft(step, start, ids, (False,) * len(ids))
+        else:
+            draft = Draft(step, start, want=room)
+        for answer in session.handle(draft):
+            if isinstance(answer, Patch):
+                tokens[answer.start :] = answer.ids
+            else:
+                assert isinstance(answer, Done)
+                assert list(answer.ids) == tokens
+        step += 1
+    return tokens
+
+
+def picture_of(
+    cloud: Cloud, message: Open, propose: Propose = lambda tokens: 0, window: int = 4
+) -> tuple[list[int], CloudSession]:
+    """A whole picture of ``base`` or ``lossless``; returns its tokens and its session."""
+    session = cloud.open(message)
+    return finish_session(session, propose, window), session
+
+
+def device_session(
+    bundle: Bundle,
+    transport: Transport | None,
+    message: Open,
+    *,
+    threshold: float = 1.0,
+    score: str = "interval",
+    retries: int = 2,
+) -> DeviceSession:
+    """The device's side of one picture, with a fixed threshold (1.0 keeps about two of three tokens)."""
+    return DeviceSession(
+        bundle,
+        get_strategy(message.settings.strategy),
+        message,
+        bundle.text.encode(message.prompt),
+        ThresholdConfig("fixed", value=threshold),
+        score,
+        transport,
+        retries,
+    )

@@ -25,8 +25,9 @@ from ciar.errors import InputError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle, load_bundle
+from ciar.models.text import clean_prompt
 from ciar.models.vq import to_uint8
-from ciar.protocol.messages import Open, Settings
+from ciar.protocol.messages import MAX_PROMPT_CHARS, Open, Settings
 from ciar.transport.base import Transport
 from ciar.transport.inprocess import InProcessTransport
 from ciar.transport.websocket import WebSocketTransport
@@ -152,7 +153,10 @@ class Pipeline:
             InputError: an argument is out of its range.
             RemoteError: the cloud cannot be reached or fails.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        try:
+            prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        except TypeError:
+            raise InputError(f"A prompt is text or a list of texts, not {type(prompt).__name__}.") from None
         _check_count("prompts", len(prompts))
         _check_count("num_images_per_prompt", num_images_per_prompt)
         if output_type not in ("pil", "np", "tokens"):
@@ -186,8 +190,8 @@ class Pipeline:
             opening = Open(
                 backbone=self.bundle.name,
                 weights=self.bundle.weights,
-                prompt=text,
-                negative_prompt=negative_prompt or "",
+                prompt=_travelling(text),
+                negative_prompt=_travelling(negative_prompt) if negative_prompt else "",
                 settings=here,
             )
             features = self.bundle.text.encode(text)
@@ -235,6 +239,12 @@ class Pipeline:
         """Pixels of codes: [pictures][tokens] to uint8 [pictures, height, width, 3]."""
         codes = torch.tensor(tokens, device=self.bundle.device)
         return to_uint8(self.bundle.vq.decode(codes)).cpu().numpy()
+
+
+def _travelling(prompt: str) -> str:
+    """What is sent of a prompt: as much as the text encoder reads, which warns of what it cuts."""
+    is_long = isinstance(prompt, str) and len(prompt) > MAX_PROMPT_CHARS
+    return clean_prompt(prompt)[:MAX_PROMPT_CHARS] if is_long else prompt
 
 
 def draw_seed(seed: int | None, generator: torch.Generator | None) -> int:

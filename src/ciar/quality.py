@@ -252,3 +252,94 @@ def markdown(judged: Sequence[Judged]) -> str:
             f"{frechet} | {row.retrieval:.1%} | {retrieval} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def evaluation_prompts(data: Path, count: int, text: StaticTextEncoder) -> tuple[list[str], list[str]]:
+    """Prompts that pictures are judged on: captions of training pictures, none used for calibration.
+
+    Returns:
+        ``count`` prompts and the name of each one's thing; they repeat when the data set is smaller.
+    """
+    from ciar.training.captions import CaptionBank, indices_of, load_captions, plain_caption
+    from ciar.training.data.emoji import without_tone
+    from ciar.training.gate import CALIBRATION_PICTURES, calibration_split
+
+    icons = load_captions(data)
+    train = indices_of(icons, "train")
+    calibrated = calibration_split(CaptionBank(icons, text), train, CALIBRATION_PICTURES)
+    held_back = {without_tone(icons[i].name) for i in calibrated}
+    usable = [i for i in train.tolist() if without_tone(icons[i].name) not in held_back]
+    generator = torch.Generator().manual_seed(4321)
+    order = torch.randperm(len(usable), generator=generator).tolist()
+    rows = [usable[order[i % len(order)]] for i in range(count)]
+    prompts = [plain_caption(icons[row], style=i % 3 != 0) for i, row in enumerate(rows)]
+    return prompts, [without_tone(icons[row].name) for row in rows]
+
+
+#: Training names of the first contact sheet: common things, none of them chosen by its result.
+SHEET_PROMPTS = (
+    "grinning face",
+    "crying face",
+    "red heart",
+    "cat face",
+    "dog face",
+    "pig face",
+    "rocket",
+    "red apple",
+    "slice of pizza",
+    "birthday cake",
+    "sunflower",
+    "christmas tree",
+    "automobile",
+    "sailboat",
+    "house",
+    "umbrella",
+    "soccer ball",
+    "light bulb",
+    "key",
+    "crown",
+    "ghost",
+    "fish",
+    "butterfly",
+    "rainbow",
+)
+
+
+def draw_sheets(backbone: str, data: Path, out: Path, seed: int) -> list[Path]:
+    """Writes the contact sheets of the docs; returns their paths."""
+    from ciar.evaluation.sheets import contact_sheet, pair_sheet
+    from ciar.models.bundle import load_bundle
+    from ciar.models.vq import from_uint8
+    from ciar.training.captions import load_captions, plain_caption
+
+    bundle = load_bundle(backbone)
+    icons = load_captions(data)
+    images = np.load(data / "images.npy", mmap_mode="r")
+    held = [i for i, icon in enumerate(icons) if icon.split == "held_name"]
+    chosen = held[:: max(1, len(held) // 24)][:24]
+    originals = np.stack([images[i] for i in chosen])
+    with torch.inference_mode():
+        codes = bundle.vq.encode(from_uint8(torch.from_numpy(originals)))
+        decoded = to_uint8(bundle.vq.decode(codes)).numpy()
+    captions = [plain_caption(icons[i]) for i in chosen]
+    sheets = {
+        "reconstruction.png": pair_sheet(
+            list(zip(captions, originals, decoded, strict=True)), title="Held-out pictures"
+        )
+    }
+    held_prompts = [plain_caption(icons[i], style=False) for i in chosen]
+    for label, prompts in (("training", list(SHEET_PROMPTS)), ("held-out", held_prompts)):
+        for strategy in ("base", "ciar"):
+            pixels, _ = make_pictures(bundle, prompts, Run(strategy, {"strategy": strategy}), seed=seed)
+            sheets[f"{label}-{strategy}.png"] = contact_sheet(
+                list(zip(prompts, pixels, strict=True)), title=f"{label} names, {strategy}, seed {seed}"
+            )
+    for scale in (1.0, 3.0, 6.0):
+        run = Run("base", {"strategy": "base", "guidance": scale})
+        pixels, _ = make_pictures(bundle, SHEET_PROMPTS[:12], run, seed=seed)
+        sheets[f"guidance-{scale:g}.png"] = contact_sheet(
+            list(zip(SHEET_PROMPTS[:12], pixels, strict=True)), title=f"guidance {scale:g}"
+        )
+    for name, sheet in sheets.items():
+        sheet.save(out / name, optimize=True)
+    return [out / name for name in sheets]

@@ -18,8 +18,9 @@ from ciar.decoding.strategy import get_strategy
 from ciar.errors import InputError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Bundle
-from ciar.models.device import DeviceConfig, DeviceModel, new_cache
+from ciar.models.device import DeviceConfig, DeviceModel
 from ciar.models.gpt import GPT, GPTConfig
+from ciar.models.inference import InferenceGPT
 from ciar.pipeline import Pipeline
 from ciar.protocol.messages import Settings
 from ciar.training.teacher import guided_logits
@@ -61,14 +62,14 @@ def test_each_picture_equals_its_lone_run(tiny_bundle: Bundle, case: dict[str, A
     values = dict(case)
     scale = values.pop("guidance", 3.0)
     for prompt, seed, picture in zip(PROMPTS, [7, 8, 7], made, strict=True):
-        alone = pipe(
-            prompt, seed=seed, guidance_scale=scale, threshold=1.0, output_type="tokens", **values
-        )
+        alone = pipe(prompt, seed=seed, guidance_scale=scale, threshold=1.0, output_type="tokens", **values)
         ledger = alone.ledgers[0]
         assert picture.tokens == alone.tokens[0]
         assert picture.ledger.decided == ledger.decided
-        for name in ("tokens", "cloud_passes", "token_rows", "discarded"):
-            assert getattr(picture.ledger, name) == getattr(ledger, name), name
+        assert picture.ledger.discarded == ledger.discarded == 0
+        if ledger.round_trips > 1:  # a device that never asks never hears what the prefill cost
+            assert picture.ledger.cloud_passes == ledger.cloud_passes
+            assert picture.ledger.token_rows == ledger.token_rows
 
 
 def test_mates_order_and_number_do_not_matter(tiny_bundle: Bundle) -> None:
@@ -92,11 +93,11 @@ def test_a_batch_shares_its_law(tiny_bundle: Bundle) -> None:
 
 def test_ragged_blocks_equal_single_ones(tiny_bundle: Bundle) -> None:
     """Blocks of different starts and lengths in one forward, against one picture after the other."""
-    model = tiny_bundle.gpt
+    model = InferenceGPT(tiny_bundle.gpt)
     features, mask = texts(tiny_bundle, PROMPTS)
     tokens = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        trunk = RaggedTrunk(model, features, mask)
+        trunk = RaggedTrunk(tiny_bundle.gpt, features, mask)
         every = torch.arange(3)
         trunk.feed(every, torch.zeros(3, dtype=torch.long), model.embed_tokens(tokens[:, :8]))
         rows, starts, widths = torch.tensor([0, 2]), torch.tensor([2, 7]), [6, 3]
@@ -106,10 +107,10 @@ def test_ragged_blocks_equal_single_ones(tiny_bundle: Bundle) -> None:
         hidden = trunk.feed(rows, starts, x)
         for i, (row, start, width) in enumerate(zip(rows.tolist(), starts.tolist(), widths, strict=True)):
             valid = int(mask[row].sum())
-            cache = new_cache(model, valid, 1)
-            alone = model(model.embed_text(features[row : row + 1, -valid:]), 8 - valid, cache)
+            cache = model.new_cache(valid, 1)
+            alone = model.forward(model.embed_text(features[row : row + 1, -valid:]), 8 - valid, cache)
             torch.testing.assert_close(trunk.first_hidden[row], alone[0, -1], atol=1e-5, rtol=0)
-            alone = model(model.embed_tokens(tokens[row : row + 1, : start + width]), 8, cache)
+            alone = model.forward(model.embed_tokens(tokens[row : row + 1, : start + width]), 8, cache)
             torch.testing.assert_close(hidden[i, :width], alone[0, start:], atol=1e-5, rtol=0)
 
 
@@ -163,7 +164,7 @@ LAW_VALUES = {"temperature": 0.8, "top_k": 6, "top_p": 0.95}
     ids=["base", "verify"],
 )
 def test_toy_model_has_the_exact_joint_law(values: dict[str, Any]) -> None:
-    found = toy_pictures(1500, **values, **LAW_VALUES)
+    found = toy_pictures(1000, **values, **LAW_VALUES)
     assert law_p_value(found, toy_table(toy_models()[0]).joint(TOY_LAW)) > 1e-3
 
 
@@ -194,5 +195,5 @@ def test_fault_raw_device_law(monkeypatch: pytest.MonkeyPatch) -> None:
                 self.law = kept
 
     monkeypatch.setitem(globals(), "Batch", Raw)
-    found = toy_pictures(1500, strategy="ciar", action="verify", **LAW_VALUES)
+    found = toy_pictures(800, strategy="ciar", action="verify", **LAW_VALUES)
     assert law_p_value(found, joint) < 1e-6

@@ -61,8 +61,15 @@ def test_temperature_0_takes_the_most_likely_token_whatever_the_noise() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"temperature": -1.0}, {"temperature": math.nan}, {"temperature": math.inf}]
-    + [{"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_p": math.nan}],
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_p": math.nan},
+    ],
 )
 def test_ranges(values: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(values))):

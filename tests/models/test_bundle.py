@@ -47,12 +47,12 @@ def test_only_what_is_asked_for_is_loaded(copy: Path) -> None:
     (copy / "gpt.safetensors").unlink()
     bundle = load_bundle(copy)
     assert bundle.vq.config == TINY_VQ
-    with pytest.raises(CheckpointError, match="gpt.safetensors does not exist"):
+    with pytest.raises(CheckpointError, match=r"gpt\.safetensors does not exist"):
         _ = bundle.gpt
 
 
 def test_unknown_name_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no backbone 'nothing'.*embedded ones are"):
+    with pytest.raises(InputError, match=r"no backbone 'nothing'.*embedded ones are"):
         load_bundle("nothing")
     with pytest.raises(CheckpointError, match="no backbone folder"):
         load_bundle(tmp_path)

@@ -57,12 +57,6 @@ def test_features_are_those_of_the_formula() -> None:
         torch.testing.assert_close(model.features(hidden), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_cache_has_no_cells_for_padding() -> None:
-    cache = tiny_device().new_cache(3)
-    assert cache.keys.shape == (1, 1, 2, 3 + 16, 16)
-    assert (cache.first, cache.end) == (5, 24)
-
-
 def test_the_trunk_has_no_second_head() -> None:
     names = set(tiny_device().state_dict())
     assert not any(name.startswith("trunk.output") for name in names)

@@ -24,8 +24,8 @@ from ciar.cloud.engine import CloudEngine
 from ciar.decoding.sampling import guide
 from ciar.decoding.strategy import Pass
 from ciar.models.cache import KVCache
-from ciar.models.device import new_cache
 from ciar.models.gpt import GPT, GPTConfig, rotary_table, rotate, sequence_mask
+from ciar.models.inference import InferenceGPT
 
 IO = tensors("llamagen_gpt_tiny_io")
 TEXT, TOKENS = GPT_TINY.text_len, GPT_TINY.tokens
@@ -34,6 +34,11 @@ TEXT, TOKENS = GPT_TINY.text_len, GPT_TINY.tokens
 @pytest.fixture(scope="module")
 def model() -> GPT:
     return golden_gpt("llamagen_gpt_tiny", GPT_TINY)
+
+
+@pytest.fixture(scope="module")
+def decoder(model: GPT) -> InferenceGPT:
+    return InferenceGPT(model)
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +51,17 @@ def text_rows(model: GPT) -> Tensor:
 MASK = sequence_mask(IO["in/emb_masks"].bool().repeat(2, 1), TEXT + TOKENS)  # [4, 1, 24, 24]
 
 
-def prefilled(model: GPT, text_rows: Tensor, mask: Tensor = MASK) -> tuple[KVCache, Tensor]:
+def prefilled(decoder: InferenceGPT, text_rows: Tensor) -> tuple[KVCache, Tensor]:
     """A cache that has read the text, and the hidden states [rows, text, dim]."""
-    cache = new_cache(model, TEXT, len(text_rows))
-    return cache, model(model.embed_text(text_rows), 0, cache, mask[:, :, :TEXT, :TEXT])
+    cache = decoder.new_cache(TEXT, len(text_rows))
+    return cache, decoder.forward(decoder.embed_text(text_rows), 0, cache, MASK[:, :, :TEXT, :TEXT])
 
 
-def fed(model: GPT, cache: KVCache, tokens: Tensor, start: int, mask: Tensor = MASK) -> Tensor:
+def fed(decoder: InferenceGPT, cache: KVCache, tokens: Tensor, start: int) -> Tensor:
     """Raw logits [rows, n, vocab] after feeding image tokens [rows, n] at ``start``."""
     first, end = TEXT + start, TEXT + start + tokens.shape[1]
-    hidden = model(model.embed_tokens(tokens), first, cache, mask[:, :, first:end, :end])
-    return model.head(hidden)
+    hidden = decoder.forward(decoder.embed_tokens(tokens), first, cache, MASK[:, :, first:end, :end])
+    return decoder.head(hidden)
 
 
 @pytest.mark.parametrize(
@@ -96,53 +101,57 @@ def test_mask_rule() -> None:
     assert torch.equal(MASK[:, 0], IO["mask/causal_mask"])
 
 
-def test_prefill(model: GPT, text_rows: Tensor) -> None:
-    _, hidden = prefilled(model, text_rows)
-    torch.testing.assert_close(model.head(hidden), IO["prefill/logits"], **CLOSE)
+def test_prefill(decoder: InferenceGPT, text_rows: Tensor) -> None:
+    _, hidden = prefilled(decoder, text_rows)
+    torch.testing.assert_close(decoder.head(hidden), IO["prefill/logits"], **CLOSE)
 
 
 @pytest.mark.parametrize("blocks", [[1] * 15, [6, 9], [15]])
-def test_cached_decode_and_cache(model: GPT, text_rows: Tensor, blocks: list[int]) -> None:
-    cache, _ = prefilled(model, text_rows)
+def test_cached_decode_and_cache(decoder: InferenceGPT, text_rows: Tensor, blocks: list[int]) -> None:
+    cache, _ = prefilled(decoder, text_rows)
     tokens = IO["in/tokens"].repeat(2, 1)
     logits, start = [], 0
     for count in blocks:
-        logits.append(fed(model, cache, tokens[:, start : start + count], start))
+        logits.append(fed(decoder, cache, tokens[:, start : start + count], start))
         start += count
     torch.testing.assert_close(torch.cat(logits, dim=1), IO["decode/logits"], **CLOSE)
     for layer in range(GPT_TINY.n_layer):
-        torch.testing.assert_close(cache.keys[layer], IO[f"cache/k{layer}"], **CLOSE)
-        torch.testing.assert_close(cache.values[layer], IO[f"cache/v{layer}"], **CLOSE)
-    assert (cache.keys[:, :, :, :TEXT] == 0).all()
+        torch.testing.assert_close(cache.cells[layer, 0], IO[f"cache/k{layer}"], **CLOSE)
+        torch.testing.assert_close(cache.cells[layer, 1], IO[f"cache/v{layer}"], **CLOSE)
+    assert (cache.cells[:, 0, :, :, :TEXT] == 0).all()
 
 
-def test_cached_decode_without_mask(model: GPT, text_rows: Tensor) -> None:
-    cache = new_cache(model, TEXT, 2)
-    hidden = model(model.embed_text(text_rows[:2]), 0, cache)
-    torch.testing.assert_close(model.head(hidden), IO["nomask/prefill_logits"], **CLOSE)
+def test_cached_decode_without_mask(decoder: InferenceGPT, text_rows: Tensor) -> None:
+    cache = decoder.new_cache(TEXT, 2)
+    hidden = decoder.forward(decoder.embed_text(text_rows[:2]), 0, cache)
+    torch.testing.assert_close(decoder.head(hidden), IO["nomask/prefill_logits"], **CLOSE)
     tokens = IO["in/tokens"]
     logits = [
-        model.head(model(model.embed_tokens(tokens[:, i : i + n]), TEXT + i, cache))
+        decoder.head(decoder.forward(decoder.embed_tokens(tokens[:, i : i + n]), TEXT + i, cache))
         for i, n in ((0, 1), (1, 8), (9, 6))
     ]
     torch.testing.assert_close(torch.cat(logits, dim=1), IO["nomask/decode_logits"], **CLOSE)
 
 
-def test_rows_at_different_positions(model: GPT, text_rows: Tensor) -> None:
-    """Rows of one block may start anywhere; each reads and writes its own cells."""
-    cache, _ = prefilled(model, text_rows)
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [1, 3]])
+def test_rows_at_different_positions(decoder: InferenceGPT, text_rows: Tensor, rows: list[int]) -> None:
+    """Rows of one block may start anywhere, and may be some of the cache's rows."""
+    cache, _ = prefilled(decoder, text_rows)
     tokens = IO["in/tokens"].repeat(2, 1)
-    fed(model, cache, tokens[:, :10], 0)
-    starts, n = torch.tensor([3, 0, 7, 10]), 4
+    fed(decoder, cache, tokens[:, :10], 0)
+    before = cache.cells.clone()
+    starts, n = torch.tensor([3, 0, 7, 10])[rows], 4
     own = TEXT + starts[:, None] + torch.arange(n)
     length = int(own.max()) + 1
-    mask = torch.stack([MASK[row, :, own[row], :length] for row in range(4)])
-    ids = torch.stack([tokens[row, start : start + n] for row, start in enumerate(starts.tolist())])
-    logits = model.head(model(model.embed_tokens(ids), TEXT + starts, cache, mask))
-    expected = torch.stack(
-        [IO["decode/logits"][row, start : start + n] for row, start in enumerate(starts.tolist())]
-    )
+    mask = torch.stack([MASK[row, :, cells, :length] for row, cells in zip(rows, own, strict=True)])
+    where = list(zip(rows, starts.tolist(), strict=True))
+    ids = torch.stack([tokens[row, start : start + n] for row, start in where])
+    chosen = cache.choose(torch.tensor(rows))
+    logits = decoder.head(decoder.forward(decoder.embed_tokens(ids), TEXT + starts, chosen, mask))
+    expected = torch.stack([IO["decode/logits"][row, start : start + n] for row, start in where])
     torch.testing.assert_close(logits, expected, **CLOSE)
+    others = [row for row in range(4) if row not in rows]
+    assert torch.equal(cache.cells[:, :, others], before[:, :, others])
 
 
 def test_uncached_forward(model: GPT, text_rows: Tensor) -> None:
@@ -196,7 +205,7 @@ def test_greedy_generation(model: GPT, scale: float, name: str, strategy: str) -
         tokens, slot = finish_cloud(CloudEngine(model), text, strategy, guidance=scale, temperature=0.0)
         assert tokens == IO[name][row].tolist()
         rows = 1 if scale == 1.0 else 2
-        assert slot.cache.keys.shape[1] == rows
+        assert slot.cache.rows == rows
         if strategy == "base":
             assert (slot.passes, slot.token_rows) == (TOKENS, rows * TOKENS)
 

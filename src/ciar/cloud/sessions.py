@@ -61,6 +61,9 @@ class Cloud:
         total, vocab = self.bundle.total, self.bundle.gpt_config.vocab_size
         if len(message.history) > total or any(not 0 <= i < vocab for i in message.history):
             raise ProtocolError(f"The history must be at most {total} ids below {vocab}.")
+        deciders = message.history_decided or (0,) * len(message.history)
+        if len(deciders) != len(message.history) or any(not 0 <= i < len(DECIDERS) for i in deciders):
+            raise ProtocolError("The history needs one decider for each id, or none at all.")
         settings = message.settings
         strategy = get_strategy(settings.strategy)
         if not strategy.uses_cloud:
@@ -72,7 +75,6 @@ class Cloud:
         slot = self.engine.open(text, negative, settings.guidance, text)
         noise = PictureNoise(settings.seed, settings.image, total, vocab, self.bundle.device)
         run = CloudRun(settings, law, total, vocab, noise, list(message.history))
-        deciders = message.history_decided or (0,) * len(message.history)
         run.decided = [DECIDERS[i] for i in deciders]
         opened = Opened(secrets.token_hex(8), total, vocab, warnings=warnings)
         session = CloudSession(self, run, slot, opened)
@@ -161,15 +163,17 @@ class CloudSession:
         room = run.total - len(run.tokens)
         if not 0 < len(draft.ids) + draft.want <= room or (draft.ids and draft.want):
             raise ProtocolError(f"A draft holds ids or asks for tokens, 1 to {room} of them here.")
+        self._check_features(draft)
+
+    def _check_features(self, draft: Draft) -> None:
+        row = feature_bytes(self._cloud.bundle.gpt_config.dim)
+        if draft.features and len(draft.features) != row * len(draft.ids):
+            raise ProtocolError("Interval features must be one int8 row of the model's width for each id.")
 
     def _keep_features(self, draft: Draft) -> None:
-        if not draft.features:
-            return
-        size, rest = divmod(len(draft.features), max(1, len(draft.ids)))
-        if rest or size != feature_bytes(self._cloud.bundle.gpt_config.dim):
-            raise ProtocolError("Interval features must be one int8 row of the model's width for each id.")
-        for i in range(len(draft.ids)):
-            self._run.features[draft.start + i] = draft.features[i * size : (i + 1) * size]
+        row = feature_bytes(self._cloud.bundle.gpt_config.dim)
+        for i in range(len(draft.features) // row):
+            self._run.features[draft.start + i] = draft.features[i * row : (i + 1) * row]
 
     def _pass(self, request: Pass) -> Tensor:
         features = None
@@ -178,19 +182,18 @@ class CloudSession:
         return self._cloud.engine.run(self._slot, request, features)
 
     def _features(self, request: Pass) -> Tensor:
-        drafter = self._drafter()
-        count = len(request.ids)
+        """Features that were sent, and those of the own copy for tokens that came without (a history)."""
+        drafter, sent = self._drafter(), self._run.features
+        positions = range(request.start, request.start + len(request.ids))
         flags = torch.tensor(request.inject, device=drafter.states.device)[:, None]
-        if self._run.features:
-            rows = [
-                unpack_feature(self._run.features[request.start + i])
-                if request.start + i in self._run.features
-                else torch.zeros(self._cloud.bundle.gpt_config.dim)
-                for i in range(count)
-            ]
-            return torch.stack(rows) * flags
-        drafter.feed(self._run.tokens[: request.start + count])
-        return drafter.features(request.start, count) * flags
+        if all(i in sent for i, wanted in zip(positions, request.inject, strict=True) if wanted):
+            blank = torch.zeros(self._cloud.bundle.gpt_config.dim)
+            given = torch.stack([unpack_feature(sent[i]) if i in sent else blank for i in positions])
+            return given.to(flags.device) * flags
+        drafter.feed(self._run.tokens[: positions.stop])
+        own = drafter.features(request.start, len(positions))
+        rows = [unpack_feature(sent[i]).to(own) if i in sent else own[k] for k, i in enumerate(positions)]
+        return torch.stack(rows) * flags
 
     def _device_law(self, position: int) -> Tensor:
         drafter = self._drafter()

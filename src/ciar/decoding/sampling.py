@@ -52,8 +52,8 @@ def filter_logits(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     preceding mass exceeds ``top_p`` is dropped.
     """
     if 0 < top_k < logits.shape[-1]:
-        threshold = logits.topk(top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < threshold, -math.inf)
+        threshold = logits.topk(top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+        logits = torch.where(logits < threshold, -math.inf, logits)
     if top_p < 1.0:
         ordered, order = logits.sort(dim=-1, descending=True)
         before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
@@ -73,7 +73,8 @@ def to_law(logits: Tensor, law: SamplingLaw, *, what: str = "the model") -> Tens
         NumericalError: a row holds NaN or plus infinity.
     """
     logits = logits.float()
-    if not bool(logits.amax(dim=-1).isfinite().all()):
+    # NaN counts as the largest value, so the largest alone tells of NaN and of plus infinity.
+    if not bool(logits.amax(dim=-1).sum().isfinite()):
         raise NumericalError(
             f"The logits of {what} hold NaN or infinity. Check the weights with ciar inspect, or use "
             "dtype float32."

@@ -212,6 +212,8 @@ class DeviceSession:
 
     def _receive(self, connection: Connection, *, critical: bool) -> Patch:
         message: Message = connection.receive()
+        while isinstance(message, Patch) and message.step < self.run_state.step - 1:
+            message = connection.receive()  # a repeat of an answer that was taken long ago
         if not isinstance(message, Patch):
             raise ProtocolError(f"The cloud sent {type(message).__name__} where a patch was due.")
         run = self.run_state

@@ -52,7 +52,7 @@ class InferenceGPT:
         if isinstance(model.output, nn.Linear):
             self.output = model.output.weight.detach()
             if fold:
-                self.output, self.norm = self.output * norm, None
+                self.output, self.norm = model.output.weight.detach() * norm, None
 
     def new_cache(self, text_rows: int, rows: int, spare: int = 0) -> KVCache:
         """A cache over ``text_rows`` text rows and all image tokens, with ``spare`` cells more."""
@@ -118,17 +118,13 @@ def _rearranged(block: Block, fold: bool) -> _Layer:
     attention, feed_forward = block.attention, block.feed_forward
     wqkv = attention.wqkv.weight.detach()
     w13 = torch.cat([feed_forward.w1.weight.detach(), feed_forward.w3.weight.detach()])
-    attention_norm: Tensor | None = block.attention_norm.weight.detach()
-    ffn_norm: Tensor | None = block.ffn_norm.weight.detach()
-    if fold:
-        wqkv, w13 = wqkv * attention_norm, w13 * ffn_norm
-        attention_norm = ffn_norm = None
+    attention_norm, ffn_norm = block.attention_norm.weight.detach(), block.ffn_norm.weight.detach()
     return _Layer(
-        attention_norm,
-        wqkv,
+        None if fold else attention_norm,
+        wqkv * attention_norm if fold else wqkv,
         attention.wo.weight.detach().T.contiguous(),
-        ffn_norm,
-        w13,
+        None if fold else ffn_norm,
+        w13 * ffn_norm if fold else w13,
         feed_forward.w2.weight.detach().T.contiguous(),
     )
 

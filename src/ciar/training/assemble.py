@@ -33,7 +33,8 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
     """
     for path in ("tokenizer/vq.json", "backbone/gpt.json", "device/device.json", "text/text.json"):
         if not (work / path).is_file():
-            raise DataError(f"{work / path} does not exist. Run first: ciar train {path.split('/')[0]}.")
+            stage = path.split("/")[0]
+            raise DataError(f"{work / path} does not exist. Run first: ciar train {stage} --work {work}")
     out.mkdir(parents=True, exist_ok=True)
     vq_config = VQConfig.from_dict(json.loads((work / "tokenizer/vq.json").read_text()))
     gpt_config = GPTConfig.from_dict(json.loads((work / "backbone/gpt.json").read_text()))

@@ -94,7 +94,7 @@ class DeviceTask(Task):
             parameter.requires_grad_(name.startswith(trained) and not name.startswith("trunk.output"))
         if not config.train_trunk:
             device.head.centre.weight.requires_grad_(False)
-        self.optimizers = [o for o in make_optimizers(device, config.lr) if o.param_groups[0]["params"]]
+        self.optimizers = make_optimizers(device, config.lr)
         self._step = torch.compile(self.batch_loss, dynamic=True) if config.compile else self.batch_loss
 
     def batch_loss(
@@ -178,7 +178,8 @@ class FeatureTask(Task):
         for name, parameter in device.named_parameters():
             parameter.requires_grad_(name.startswith("phi."))
         cloud.requires_grad_(False)
-        self.modules = {"device": device}
+        # The map alone: a checkpoint of the whole device would bring back the trunk that it was made on.
+        self.modules = {"phi": device.phi}
         self.optimizers = [torch.optim.AdamW(device.phi.parameters(), lr=config.lr, weight_decay=0.01)]
 
     def loss(self, step: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:

@@ -164,13 +164,17 @@ def train_device(
         task = DeviceTask(device, real, None, held, inputs.captions, settings, loop)
         train(task, replace(loop, steps=first), out / "round-1", resume=resume)
         save_tensors(device, out / "round-1" / "device.safetensors")
+    if not resume:
+        (out / "drifted" / "codes.npy").unlink(missing_ok=True)  # drawn by an earlier device
     drifted = drifted_set(inputs, device.eval(), config, out / "drifted")
     task = DeviceTask(device, real, drifted, held, inputs.captions, settings, loop)
     figures = train(task, replace(loop, steps=loop.steps - first), out / "round-2", resume=resume)
     device.eval()
+    same = resume and not figures  # nothing was trained, so the feature map still belongs to the device
     figures |= {f"held_{name}": value for name, value in agreement(device, held, inputs.captions).items()}
     if config.feature_steps:
-        figures |= train_features(device, inputs, real, config, replace(settings, batch=8), loop, out)
+        small = replace(settings, batch=8)
+        figures |= train_features(device, inputs, real, config, small, loop, out, resume=same)
     save_device(device, out)
     return figures
 
@@ -183,11 +187,13 @@ def train_features(
     settings: DeviceTrainConfig,
     loop: LoopConfig,
     out: Path,
+    *,
+    resume: bool = True,
 ) -> dict[str, Any]:
     """Trains the interval feature map; returns its cross-entropy with and without features."""
     task = FeatureTask(device, inputs.cloud, clean, inputs.captions, 0.3, config.guidance, settings, loop)
     short = LoopConfig(steps=config.feature_steps, warmup=10, seed=loop.seed, eval_every=config.feature_steps)
-    figures = train(task, short, out / "features")
+    figures = train(task, short, out / "features", resume=resume)
     return {f"features_{k}": v for k, v in figures.items() if k in ("held_with", "held_without")}
 
 

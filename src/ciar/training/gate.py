@@ -32,6 +32,8 @@ from ciar.training.teacher import guided_logits
 
 #: Share of the tokens kept when laws are compared.
 KEEP = 0.7
+#: Prompts that the threshold is calibrated on; evaluation leaves their names out.
+CALIBRATION_PICTURES = 64
 
 
 @dataclass
@@ -198,7 +200,7 @@ def calibrate_gate(
     gates = {name: row for name, row in table.items() if name != "oracle"}
     best = min(gates, key=lambda name: gates[name]["kept_tv"])
     base = Settings("ciar", guidance=guidance, top_k=law.top_k)
-    chosen = calibration_split(inputs.captions, inputs.train_index, min(pictures, 64))
+    chosen = calibration_split(inputs.captions, inputs.train_index, min(pictures, CALIBRATION_PICTURES))
     threshold = calibrate_threshold(inputs, model, chosen, base, best, budget)
     document = {
         "scores": table,

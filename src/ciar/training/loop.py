@@ -107,6 +107,7 @@ def train(task: Task, config: LoopConfig, out: Path, *, resume: bool = True) -> 
     decay_start = config.steps - round(config.steps * config.decay)
     saved_at = logged_at = time.monotonic()
     sums: dict[str, float] = {}
+    summed = 0  # steps in the sums: fewer than log_every after a resumption and at the end
     last: dict[str, Any] = {}
     for module in task.modules.values():
         module.train()
@@ -126,6 +127,7 @@ def train(task: Task, config: LoopConfig, out: Path, *, resume: bool = True) -> 
                 optimizer.step()
             task.after_step(step, generator)
             step += 1
+            summed += 1
             for name, value in {"loss": loss.detach(), **figures}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             if not sums["loss"] == sums["loss"] or abs(sums["loss"]) == float("inf"):
@@ -135,9 +137,9 @@ def train(task: Task, config: LoopConfig, out: Path, *, resume: bool = True) -> 
                 )
             if step % config.log_every == 0 or step == config.steps:
                 now = time.monotonic()
-                last = {"step": step, "rate": factor, "seconds_a_step": (now - logged_at) / config.log_every}
-                last |= {name: total / config.log_every for name, total in sums.items()}
-                logged_at, sums = now, {}
+                last = {"step": step, "rate": factor, "seconds_a_step": (now - logged_at) / summed}
+                last |= {name: total / summed for name, total in sums.items()}
+                logged_at, sums, summed = now, {}, 0
                 if step % config.eval_every == 0 or step == config.steps:
                     last |= {f"held_{name}": value for name, value in _evaluate(task).items()}
                     logged_at = time.monotonic()

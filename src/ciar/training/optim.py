@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def make_optimizers(module: nn.Module, lr: float, weight_decay: float = 0.01) -> list[Any]:
-    """Muon over the matrices in ``module.layers``, AdamW over the rest."""
+    """Muon over the matrices in ``module.layers``, AdamW over the rest; of what is trained."""
     matrices: list[Tensor] = []
     rest: list[Tensor] = []
     for name, parameter in module.named_parameters():
@@ -81,7 +81,9 @@ def make_optimizers(module: nn.Module, lr: float, weight_decay: float = 0.01) ->
             continue
         inside = ".layers." in f".{name}" and parameter.ndim == 2
         (matrices if inside else rest).append(parameter)
-    return [
-        Muon(matrices, lr=lr, weight_decay=weight_decay),
-        torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay),
-    ]
+    optimizers: list[Any] = []
+    if matrices:
+        optimizers.append(Muon(matrices, lr=lr, weight_decay=weight_decay))
+    if rest:
+        optimizers.append(torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay))
+    return optimizers

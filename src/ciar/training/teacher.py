@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ def build_teacher_set(
 ) -> TeacherSet:
     """Runs the teacher over sequences and keeps its top codes on disk; goes on where it stopped.
 
+    A cache of other weights, sequences or guidance is made anew.
+
     Args:
         features_of: function of picture numbers that gives caption features and mask.
     """
@@ -77,7 +80,9 @@ def build_teacher_set(
     k = min(TEACHER_TOP_K, model.config.vocab_size)
     shape = (count, tokens, k)
     progress = out / "progress.json"
-    done = json.loads(progress.read_text())["done"] if progress.exists() else 0
+    key = _cache_key(model, codes, pictures, scale)
+    state = json.loads(progress.read_text()) if progress.exists() else {}
+    done = state["done"] if state.get("key") == key else 0
     mode = "r+" if done else "w+"
     indices = np.lib.format.open_memmap(out / "indices.npy", mode, np.uint16, shape)
     logits = np.lib.format.open_memmap(out / "logits.npy", mode, np.float16, shape)
@@ -88,8 +93,16 @@ def build_teacher_set(
         top = guided.topk(k, dim=-1)
         indices[part] = top.indices.numpy().astype(np.uint16)
         logits[part] = (top.values - top.values[..., :1]).numpy().astype(np.float16)
-        progress.write_text(json.dumps({"done": part.stop}))
+        progress.write_text(json.dumps({"done": part.stop, "key": key}))
     return TeacherSet(codes, pictures, indices, logits)
+
+
+def _cache_key(model: GPT, codes: Tensor, pictures: Tensor, scale: float) -> str:
+    """Digest of everything that a cache depends on but the captions."""
+    digest = hashlib.sha256(f"{scale} {TEACHER_TOP_K} ".encode())
+    for tensor in (codes, pictures, *model.state_dict().values()):
+        digest.update(tensor.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 @torch.inference_mode()

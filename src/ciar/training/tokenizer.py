@@ -1,8 +1,14 @@
 """Trains the VQ tokenizer on pictures.
 
 Codes live on the unit sphere and follow an exponential moving average of the latents assigned to
-them; codes that die are re-seeded from the batch, which keeps the whole codebook in use. The
-reconstruction loss adds image gradients, which makes edges crisp without an adversary.
+them; codes that die are re-seeded where the quantisation error is largest, which keeps the whole
+codebook in use. The reconstruction loss adds image gradients, which makes edges crisp without an
+adversary.
+
+Two terms make the codes easy to predict, without which an encoder spreads what it knows of the whole
+picture over the codes of its white background (hundreds of codes for white alone): a *consistency*
+loss asks for the same latents when the surroundings are swapped for another picture's, and a *rate*
+term lets common codes win ties (entropy-constrained vector quantisation, Chou et al. 1989).
 """
 
 from __future__ import annotations
@@ -43,6 +49,8 @@ class TokenizerConfig:
         revive_below: a code whose moving count is under this share of the mean is re-seeded.
         commitment: weight of the commitment loss.
         gradient: weight of the image-gradient loss.
+        consistency: weight of the loss that makes latents independent of far surroundings.
+        rate: how much squared distance one nat of code probability is worth.
     """
 
     batch: int = 32
@@ -51,6 +59,8 @@ class TokenizerConfig:
     revive_below: float = 0.03
     commitment: float = 0.25
     gradient: float = 1.0
+    consistency: float = 4.0
+    rate: float = 0.002
     compile: bool = True
 
 
@@ -82,12 +92,13 @@ class EmaCodebook(nn.Module):
         mean = self.counts.mean()
         dead = (self.counts < config.revive_below * mean).nonzero().squeeze(1)
         if len(dead):
-            # Distinct latents, or common ones (white background) would be chosen for most codes.
-            pick = torch.randint(len(latents), (4 * len(dead),), generator=generator)
-            fresh = torch.unique(latents[pick], dim=0)
-            fresh = fresh[torch.randperm(len(fresh), generator=generator)][: len(dead)]
-            dead = dead[: len(fresh)]
-            self.sums[dead] = fresh * mean * 0.3
+            error = 1.0 - (latents * F.normalize(self.sums, dim=-1)[codes]).sum(-1)
+            # Not more than a few a step, and from distinct latents: common ones (white background)
+            # would otherwise be given most of the codes.
+            count = min(len(dead), len(latents) // 32)
+            pick = torch.multinomial(error.clamp_min(1e-8), count, generator=generator)
+            dead = dead[torch.randperm(len(dead), generator=generator)[:count]]
+            self.sums[dead] = latents[pick] * mean * 0.3
             self.counts[dead] = mean * 0.3
         return F.normalize(self.sums, dim=-1)
 
@@ -123,16 +134,43 @@ class TokenizerTask(Task):
         x = augment(from_uint8(torch.from_numpy(self.images[index])), generator)
         x = x.contiguous(memory_format=torch.channels_last)
         z = self._latents(x)
+        consistency = self._consistency(x, z, generator)
         with torch.no_grad():
-            codes = self.model.quantize.nearest(z)
+            codes = assign(self.model, self.ema.counts, z, self.config.rate)
             quantised = F.embedding(codes, self.model.quantize.unit_codes())
         commitment = F.mse_loss(z, quantised) * z.shape[-1]
         y = self._decode(z + (quantised - z).detach())
         l1, mse, edges = reconstruction_losses(y, x)
         self._pending = (z.detach().flatten(0, 2), codes.flatten())
         loss = l1 + 2.0 * mse + self.config.gradient * edges + self.config.commitment * commitment
+        loss = loss + self.config.consistency * consistency
         figures = {"l1": l1.detach(), "psnr": psnr(y.detach(), x), "commitment": commitment.detach()}
-        return loss, figures
+        return loss, figures | {"consistency": consistency.detach(), "perplexity": perplexity(codes)}
+
+    def _consistency(self, x: Tensor, z: Tensor, generator: torch.Generator) -> Tensor:
+        """How much latents change when a rectangle of the picture is set into another picture.
+
+        Args:
+            x: [batch, 3, height, width].
+            z: [batch, rows, columns, dim], its latents.
+        """
+        grid, pixels = z.shape[1], self.model.config.downscale
+        inside = torch.zeros(grid, grid, dtype=torch.bool)
+        height, width = torch.randint(grid // 4, 3 * grid // 4 + 1, (2,), generator=generator).tolist()
+        top = int(torch.randint(0, grid - height + 1, (1,), generator=generator))
+        left = int(torch.randint(0, grid - width + 1, (1,), generator=generator))
+        inside[top : top + height, left : left + width] = True
+        other = torch.arange(len(x)).roll(1)
+        big = inside.repeat_interleave(pixels, 0).repeat_interleave(pixels, 1)
+        mixed = torch.where(big, x, x[other]).contiguous(memory_format=torch.channels_last)
+        target = torch.where(inside[:, :, None], z, z[other])
+        # Tokens at the seam see both pictures, so nothing is asked of them.
+        seam = F.max_pool2d(inside[None, None].float(), 3, 1, 1) - (
+            1.0 - F.max_pool2d(1.0 - inside[None, None].float(), 3, 1, 1)
+        )
+        weight = (1.0 - seam[0, 0])[:, :, None]
+        change = (self._latents(mixed) - target).square() * weight
+        return change.sum() / (weight.sum() * len(x)).clamp_min(1.0)
 
     def after_step(self, step: int, generator: torch.Generator) -> None:
         assert self._pending is not None
@@ -140,21 +178,48 @@ class TokenizerTask(Task):
         self.model.quantize.embedding.weight.copy_(codes)
 
     def evaluate(self) -> dict[str, float]:
-        reconstructed, codes = reconstruct(self.model, self.held)
+        reconstructed, codes = reconstruct(self.model, self.held, self.ema.counts, self.config.rate)
         used = torch.bincount(codes.flatten(), minlength=self.model.config.codebook_size) > 0
         return {
             "psnr": float(psnr(reconstructed, from_uint8(torch.from_numpy(self.held)))),
             "codes_used": float(used.float().mean()),
+            "perplexity": float(perplexity(codes)),
         }
 
 
+def assign(model: VQModel, counts: Tensor, z: Tensor, rate: float) -> Tensor:
+    """Codes of latents, common codes winning ties.
+
+    ``argmin ||z - c||^2 - rate * log p(c)``; nearest code when ``rate`` is 0.
+
+    Args:
+        counts: float [codes] how often each code is used.
+        z: [..., dim] unit vectors.
+
+    Returns:
+        int64 [...].
+    """
+    log_prior = (counts + 1e-3).log() - (counts + 1e-3).sum().log()
+    return (z @ model.quantize.unit_codes().T + 0.5 * rate * log_prior).argmax(dim=-1)
+
+
+def perplexity(codes: Tensor) -> Tensor:
+    """Exponential of the entropy of the codes' frequencies: how many codes are in even use."""
+    p = torch.bincount(codes.flatten()).float()
+    p = p[p > 0] / p.sum()
+    return (-(p * p.log()).sum()).exp()
+
+
 @torch.no_grad()
-def reconstruct(model: VQModel, pictures: np.ndarray, batch: int = 64) -> tuple[Tensor, Tensor]:
+def reconstruct(
+    model: VQModel, pictures: np.ndarray, counts: Tensor, rate: float, batch: int = 64
+) -> tuple[Tensor, Tensor]:
     """Pictures through the codebook: float [n, 3, h, w] in [-1, 1] and codes int64 [n, tokens]."""
     out: list[Tensor] = []
     all_codes: list[Tensor] = []
     for start in range(0, len(pictures), batch):
-        codes = model.encode(from_uint8(torch.from_numpy(pictures[start : start + batch])))
+        images = from_uint8(torch.from_numpy(pictures[start : start + batch]))
+        codes = assign(model, counts, model.latents(images), rate).flatten(1)
         all_codes.append(codes)
         out.append(model.decode(codes).clamp(-1, 1))
     return torch.cat(out), torch.cat(all_codes)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from ciar.cli.evaluate import ledgers, results
+from ciar.cli.evaluate import ledgers, quality, results, sheets
 from ciar.cli.parser import Command, add_commands
 
 #: A new evaluation is one file and one line here.
 EVALUATIONS: dict[str, Command] = {
     "ledgers": ledgers.EVALUATION,
+    "quality": quality.EVALUATION,
+    "sheets": sheets.EVALUATION,
     "show": results.SHOW,
     "compare": results.COMPARE,
 }

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         torch.from_numpy(codes),
         CaptionBank(icons, text),
         indices_of(icons, "train"),
-        indices_of(icons, "held_name", "held_pair"),
+        indices_of(icons, "held_name", "held_pair")[::4],
         torch.nn.functional.normalize(codebook, dim=-1),
         gpt,
         config,

@@ -22,17 +22,20 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from ciar.models.vq import VQConfig, VQModel, from_uint8
-    from ciar.training.tokenizer import load_pictures
+    from ciar.training.tokenizer import EmaCodebook, assign, load_pictures
 
     data = needed(options.work / "data", "images.npy", "data")
     source = needed(options.work / "tokenizer", "vq.safetensors", "tokenizer")
     model: VQModel = load_module(source, "vq", VQModel(VQConfig.from_dict(load_config(source, "vq"))))
+    usage = load_module(source, "usage", EmaCodebook(model.config.codebook_size, model.config.embed_dim))
+    rate = float(load_config(source, "usage")["rate"])
     pictures = load_pictures(data)
     parts = []
     with torch.no_grad():
         for start in range(0, len(pictures), options.batch):
             block = from_uint8(torch.from_numpy(np.array(pictures[start : start + options.batch])))
-            parts.append(model.encode(block).numpy().astype(np.uint16))
+            chosen = assign(model, usage.counts, model.latents(block), rate).flatten(1)
+            parts.append(chosen.numpy().astype(np.uint16))
     codes = np.concatenate(parts)
     out = options.work / "codes"
     out.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ def run(options: argparse.Namespace) -> int:
     from ciar.training.loop import LoopConfig, train
     from ciar.training.tokenizer import EMOJI_VQ, TokenizerConfig, TokenizerTask, load_pictures
 
-    loop = loop_of(options, LoopConfig(steps=2400, warmup=50, decay=0.5, eval_every=400))
+    loop = loop_of(options, LoopConfig(steps=2600, warmup=50, decay=0.5, eval_every=200))
     tiny = options.profile == "tiny"
     data = needed(options.work / "data", "images.npy", "data")
     pictures = load_pictures(data)
@@ -33,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
     out = options.work / "tokenizer"
     figures = train(task, loop, out, resume=not options.no_resume)
     save_module(out, "vq", task.model, vq.to_dict())
+    # How often each code is used: common codes win ties when pictures are turned into codes.
+    save_module(out, "usage", task.ema, {"rate": config.rate})
     return report(figures)
 
 

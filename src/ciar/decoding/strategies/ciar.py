@@ -90,7 +90,9 @@ class Ciar(Strategy):
         """Speculative sampling (arXiv 2211.17192) against the cloud's copy of the device law."""
         position = len(run.tokens)
         device_law = yield DeviceLaw(position)
-        ratio = math.exp(min(0.0, float(law[proposal] - device_law[proposal])))
+        p, q = float(law[proposal]), float(device_law[proposal])
+        # A token that the device cannot have drawn is refused, even where both laws exclude it.
+        ratio = math.exp(min(0.0, p - q)) if q > -math.inf else 0.0
         if run.noise.accept(position) < ratio:
             self._decide(run, proposal, accepted=True)
         else:
