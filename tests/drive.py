@@ -128,11 +128,11 @@ def device_session(
     transport: Transport | None,
     message: Open,
     *,
-    threshold: float = 1.0,
+    threshold: float = 0.95,
     score: str = "interval",
     retries: int = 2,
 ) -> DeviceSession:
-    """The device's side of one picture, with a fixed threshold (1.0 keeps about two of three tokens)."""
+    """The device's side of one picture, with a fixed threshold (0.95 keeps about one of three tokens)."""
     return DeviceSession(
         bundle,
         get_strategy(message.settings.strategy),

@@ -30,8 +30,9 @@ ALLOWED: dict[str, set[str]] = {
     "serving": {"cloud", "transport", "protocol"},
     "training": {"intervals", "models", "decoding", "noise", "ledger", "protocol", "evaluation"},
     "evaluation": {"intervals", "models", "ledger"},
-    "pipeline": ALL - {"cli", "pipeline", "serving", "training"},
-    "bench": ALL - {"cli", "bench", "serving", "training"},
+    "pipeline": ALL - {"cli", "pipeline", "bench", "quality", "serving", "training"},
+    "bench": ALL - {"cli", "bench", "quality", "serving", "training"},
+    "quality": ALL - {"cli", "bench", "quality", "pipeline", "serving", "device", "cloud", "transport"},
     "cli": ALL | {"bench"},
     "__main__": {"cli"},
     # The public names, looked up when they are asked for.

@@ -181,7 +181,8 @@ class Pipeline:
         if threshold is not None:
             if math.isnan(threshold) or threshold < 0:
                 raise InputError(f"threshold is {threshold}; it must be 0 (upload everything) or more.")
-            gate = ThresholdConfig(kind="fixed", value=threshold)
+            # A score may be negative, and 0 means that everything is uploaded.
+            gate = ThresholdConfig(kind="fixed", value=threshold or -math.inf)
         out = PipelineOutput()
         jobs = [(text, i) for text in prompts for i in range(num_images_per_prompt)]
         for number, (text, image) in enumerate(jobs):
@@ -243,8 +244,7 @@ class Pipeline:
 
 def _travelling(prompt: str) -> str:
     """What is sent of a prompt: as much as the text encoder reads, which warns of what it cuts."""
-    is_long = isinstance(prompt, str) and len(prompt) > MAX_PROMPT_CHARS
-    return clean_prompt(prompt)[:MAX_PROMPT_CHARS] if is_long else prompt
+    return clean_prompt(prompt)[:MAX_PROMPT_CHARS]
 
 
 def draw_seed(seed: int | None, generator: torch.Generator | None) -> int:

@@ -51,6 +51,12 @@ def test_reference_law(name: str, law: SamplingLaw) -> None:
     torch.testing.assert_close(to_law(GOLDEN["in/logits"], law).exp(), GOLDEN[name], atol=1e-6, rtol=0)
 
 
+def test_a_token_is_dropped_when_the_mass_before_it_exceeds_top_p_and_not_when_it_equals_it() -> None:
+    logits = torch.tensor([0.5, 0.25, 0.25]).log()
+    assert filter_logits(logits, top_p=0.5).isfinite().tolist() == [True, True, False]
+    assert filter_logits(logits, top_p=0.49).isfinite().tolist() == [True, False, False]
+
+
 def test_temperature_0_takes_the_most_likely_token_whatever_the_noise() -> None:
     logits = torch.tensor([[0.0, 5.0, 5.0 - 1e-4, -3.0]])
     law = to_law(logits, SamplingLaw(temperature=0.0))

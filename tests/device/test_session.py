@@ -177,6 +177,39 @@ def test_an_endless_threshold_keeps_everything(tiny_bundle: Bundle, wire: InProc
     assert (alone.ledger.round_trips, alone.ledger.bytes_up, alone.ledger.cloud_passes) == (0, 0, 0)
 
 
+def test_what_a_draft_says(tiny_bundle: Bundle, tiny_cloud: Cloud) -> None:
+    """The certain tokens since the last answer, vouched for, and the uncertain one that is asked about."""
+    drafts: list[Draft] = []
+
+    class Listening:
+        backbone, weights = tiny_cloud.backbone, tiny_cloud.weights
+
+        def open(self, message: Open) -> Any:
+            session = tiny_cloud.open(message)
+            answer = session.handle
+
+            def handle(draft: Draft) -> Any:
+                drafts.append(draft)
+                return answer(draft)
+
+            session.handle = handle  # type: ignore[method-assign]
+            return session
+
+    message = message_of("ciar")
+    result = device_session(tiny_bundle, InProcessTransport(Listening()), message).run()
+    assert [draft.step for draft in drafts] == list(range(len(drafts)))
+    assert (drafts[0].ids, drafts[0].want) == ((), 3)
+    known = 3
+    for draft in drafts[1:]:
+        assert (draft.start, draft.want, draft.features) == (known, 0, b"")
+        assert draft.certain == (True,) * (len(draft.ids) - 1) + (False,)
+        assert draft.ids[:-1] == tuple(result.tokens[known : known + len(draft.ids) - 1])
+        known += len(draft.ids)
+        assert result.ledger.decided[known - 1] in ("accepted", "replaced")
+    assert result.ledger.counts["device"] == 16 - 3 - (len(drafts) - 1)
+    assert len(drafts) > 2
+
+
 # --- progress, failures ------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -79,6 +80,7 @@ class Cloud:
         opened = Opened(secrets.token_hex(8), total, vocab, warnings=warnings)
         session = CloudSession(self, run, slot, opened)
         session.refill()
+        session.announce_cost()
         return session
 
 
@@ -102,6 +104,13 @@ class CloudSession:
             inject = flags if self._run.settings.injection and self._strategy.injects else ()
             self._pass(Pass(0, ids, inject))
             self._run.fed = known - 1
+
+    def announce_cost(self) -> None:
+        """Puts what has been spent so far into :attr:`opened`."""
+        cost = self._cost()
+        self.opened = replace(
+            self.opened, passes=cost.passes, token_rows=cost.token_rows, cloud_ms=cost.cloud_ms
+        )
 
     def handle(self, draft: Draft) -> Iterator[Patch | Done]:
         """Answers a draft; patches come as soon as they are known.

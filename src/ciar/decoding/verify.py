@@ -28,7 +28,7 @@ def next_law(run: CloudRun, *, inject: bool = False) -> Generator[Pass, Tensor, 
         flags = tuple(inject and run.decided[i] in ("device", "accepted") for i in range(start, known))
         logits = yield Pass(start, run.tokens[start:], flags)
         run.fed = known
-    return to_law(logits[-1], run.law, what="the cloud model")
+    return to_law(logits[-1], run.law, what=f"the cloud model at position {known}")
 
 
 def sample_own(run: CloudRun, count: int, decider: Decider = "prefix") -> Generator[Pass, Tensor, None]:
@@ -76,7 +76,7 @@ def repair_window(
             pieces.append((yield Pass(0, [])))
         if ids:
             pieces.append((yield Pass(start, ids)))
-        law = to_law(torch.cat(pieces)[-(count - final) :], run.law, what="the cloud model")
+        law = to_law(torch.cat(pieces)[-(count - final) :], run.law, what=f"the cloud model at positions {known} on")
         sweeps += 1
         here = torch.tensor(window[final:])
         gap = slack(law, noise[final:], here)

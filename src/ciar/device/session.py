@@ -70,7 +70,7 @@ class Proposer:
         hidden = self.drafter.hidden(tokens)
         head = self.drafter.model.head
         centre = head.centre_logits(hidden)
-        law = to_law(centre, self.law, what="the device model")
+        law = to_law(centre, self.law, what=f"the device model at position {len(tokens)}")
         token = int(choose(law, self.noise.gumbel(len(tokens), 1)[0]))
         top = top_logits(centre)
         radius = head.radius_at(hidden, top.indices) if needs_radius(self.score) else None
@@ -115,6 +115,7 @@ class DeviceSession:
         self.run_state = DeviceRun(settings, bundle.total, threshold.start(judged))
         self._horizon = 0  # every position before it is final
         self._connected = False
+        self._answered = -1  # the last draft that was answered
         self.proposer: Proposer | None = None
         if strategy.uses_device:
             began = time.perf_counter()
@@ -180,6 +181,8 @@ class DeviceSession:
             raise
         self.warnings = opened.warnings
         self._connected = True
+        self._answered = -1
+        self._count(Cost(opened.passes, opened.token_rows, opened.cloud_ms))
         self.ledger.round_trips += 1
         self.ledger.critical_round_trips += 1
         return connection
@@ -224,8 +227,10 @@ class DeviceSession:
             raise ProtocolError(f"The cloud's patch holds an id that is not below {vocab}.")
         self._count(message.cost)
         self._horizon = message.horizon
-        self.ledger.round_trips += 1
-        self.ledger.critical_round_trips += critical
+        if message.step != self._answered:  # further patches of one draft are no further round trips
+            self.ledger.round_trips += 1
+            self.ledger.critical_round_trips += critical
+        self._answered = message.step
         return message
 
     def _count(self, cost: Cost) -> None:

@@ -225,6 +225,9 @@ def _check_opened(message: Opened) -> Opened:
         max_frame_bytes=_whole(message.max_frame_bytes, "opened.max_frame_bytes", 1, 1 << 30),
         idle_timeout_s=timeout_s,
         warnings=tuple(_text(warning, "opened.warnings", MAX_SENTENCE_CHARS) for warning in warnings),
+        passes=_whole(message.passes, "opened.passes", 0, ID_LIMIT),
+        token_rows=_whole(message.token_rows, "opened.token_rows", 0, ID_LIMIT),
+        cloud_ms=_real(message.cloud_ms, "opened.cloud_ms", 0, 1e12),
     )
 
 

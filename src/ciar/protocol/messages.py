@@ -84,6 +84,7 @@ class Opened:
         max_frame_bytes: largest frame that the cloud accepts.
         idle_timeout_s: the session ends when nothing arrives for this long.
         warnings: sentences for the user (a prompt that was cut, for example).
+        passes, token_rows, cloud_ms: what reading the prompt (and a history) cost.
     """
 
     session: str
@@ -92,6 +93,9 @@ class Opened:
     max_frame_bytes: int = MAX_FRAME_BYTES
     idle_timeout_s: float = 60.0
     warnings: tuple[str, ...] = ()
+    passes: int = 0
+    token_rows: int = 0
+    cloud_ms: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,13 @@ def drifted_set(inputs: Inputs, device: DeviceModel, config: DistilConfig, out: 
     return build_teacher_set(inputs.cloud, codes, rows, inputs.captions.mixed, config.guidance, out)
 
 
+def distil_config(profile: str) -> DistilConfig:
+    """Sizes of a profile: ``emoji`` or ``tiny``."""
+    if profile == "tiny":
+        return DistilConfig(real=8, drifted=8, held=4, radius_rank=8, feature_steps=2)
+    return DistilConfig()
+
+
 def train_device(
     *,
     data: Path,
@@ -144,9 +151,7 @@ def train_device(
         map's cross-entropy with and without features.
     """
     tiny = profile == "tiny"
-    config = config or (
-        DistilConfig(real=8, drifted=8, held=4, radius_rank=8, feature_steps=2) if tiny else DistilConfig()
-    )
+    config = config or distil_config(profile)
     settings = DeviceTrainConfig(loss=loss, batch=4 if tiny else 16, compile=not tiny)
     inputs = load_inputs(data, text, codes, backbone)
     trunk = replace(inputs.cloud.config, n_layer=config.layers, ffn_dim_multiplier=config.ffn_multiplier)

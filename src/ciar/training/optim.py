@@ -58,7 +58,7 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 momentum = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = parameter.grad.lerp(momentum, group["momentum"])
-                # A fused projection (wqkv) is orthogonalised part by part.
+                # A tall matrix (the fused wqkv, w1, w3) is orthogonalised square by square.
                 parts = max(1, parameter.shape[0] // parameter.shape[1])
                 if parameter.shape[0] % parameter.shape[1]:
                     parts = 1
