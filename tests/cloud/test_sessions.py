@@ -466,8 +466,10 @@ def test_closing_twice_is_safe(tiny_cloud: Cloud) -> None:
 def test_costs_add_up(tiny_cloud: Cloud) -> None:
     session = tiny_cloud.open(opening(seed=1))
     answers = [a for s in range(4) for a in session.handle(Draft(s, 4 * s, want=4))]
-    assert sum(a.cost.passes for a in answers) == session._slot.passes == 16
-    assert sum(a.cost.token_rows for a in answers) == session._slot.token_rows == 32
-    total = sum(a.cost.cloud_ms for a in answers)
+    spent = session.opened.passes + sum(a.cost.passes for a in answers)
+    assert spent == session._slot.passes == 16
+    rows = session.opened.token_rows + sum(a.cost.token_rows for a in answers)
+    assert rows == session._slot.token_rows == 32
+    total = session.opened.cloud_ms + sum(a.cost.cloud_ms for a in answers)
     assert total == pytest.approx(session._slot.milliseconds)
     assert isinstance(answers[-1], Done)

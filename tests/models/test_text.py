@@ -29,10 +29,15 @@ def test_cleaning(prompt: str, clean: str) -> None:
     assert clean_prompt(prompt) == clean
 
 
-@pytest.mark.parametrize("prompt", ["", " ", "\x00\x01", "\u200b\u200e", "\ud800"])
+@pytest.mark.parametrize("prompt", ["", " ", "\x00\x01", "\u200b\u200e"])
 def test_empty_prompts_are_refused(prompt: str) -> None:
     with pytest.raises(InputError, match="prompt is empty"):
         clean_prompt(prompt)
+
+
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(InputError, match="lone surrogate"):
+        clean_prompt("cat\ud800")
 
 
 def test_no_text_is_refused() -> None:

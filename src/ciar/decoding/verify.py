@@ -76,7 +76,9 @@ def repair_window(
             pieces.append((yield Pass(0, [])))
         if ids:
             pieces.append((yield Pass(start, ids)))
-        law = to_law(torch.cat(pieces)[-(count - final) :], run.law, what=f"the cloud model at positions {known} on")
+        law = to_law(
+            torch.cat(pieces)[-(count - final) :], run.law, what=f"the cloud model at positions {known} on"
+        )
         sweeps += 1
         here = torch.tensor(window[final:])
         gap = slack(law, noise[final:], here)

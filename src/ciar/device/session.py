@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from ciar.decoding.drafter import Drafter
 from ciar.decoding.features import pack_feature
-from ciar.decoding.gate import gate_score, needs_radius, top_logits
+from ciar.decoding.gate import TopLogits, gate_score, needs_radius, top_logits
 from ciar.decoding.noise import PictureNoise
 from ciar.decoding.sampling import SamplingLaw, choose, to_law
 from ciar.decoding.strategy import Commit, DeviceRun, Proposal, Propose, Receive, Send, Strategy
@@ -70,15 +71,24 @@ class Proposer:
         hidden = self.drafter.hidden(tokens)
         head = self.drafter.model.head
         centre = head.centre_logits(hidden)
-        law = to_law(centre, self.law, what=f"the device model at position {len(tokens)}")
-        token = int(choose(law, self.noise.gumbel(len(tokens), 1)[0]))
         top = top_logits(centre)
+        token = self._choose(centre, top, self.noise.gumbel(len(tokens), 1)[0], len(tokens))
         radius = head.radius_at(hidden, top.indices) if needs_radius(self.score) else None
         score = float(gate_score(self.score, top, radius))
         feature = b""
         if self.features:
             feature = pack_feature(self.drafter.features(len(tokens), 1)[0])
         return Proposal(token, score, feature)
+
+    def _choose(self, centre: Tensor, top: TopLogits, noise: Tensor, position: int) -> int:
+        """The law's choice; from the most likely codes alone where the law lies within them."""
+        law = self.law
+        if law.top_k != len(top.values) or law.top_p < 1.0 or law.temperature == 0.0:
+            return int(choose(to_law(centre, law, what=f"the device model at position {position}"), noise))
+        if not math.isfinite(float(top.values[0])):
+            to_law(centre, law, what=f"the device model at position {position}")  # says what is wrong
+        # A law and its logits differ by a constant, which no choice depends on.
+        return int(top.indices[(top.values / law.temperature + noise[top.indices]).argmax()])
 
 
 class DeviceSession:

@@ -53,10 +53,16 @@ def clean_prompt(prompt: str) -> str:
     An emoji becomes its Unicode name, so that "🐱" asks for a cat face.
 
     Raises:
-        InputError: the prompt is no text, empty, or has nothing but white space.
+        InputError: the prompt is no text, no valid Unicode, empty, or nothing but white space.
     """
     if not isinstance(prompt, str):
         raise InputError(f"A prompt is text, not {type(prompt).__name__}. Pass a string.")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"The prompt holds half a character (a lone surrogate) at {error.start}. Type it again."
+        ) from None
     out: list[str] = []
     for char in prompt:
         category = unicodedata.category(char)

@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 
 from ciar.cli.parser import Command, add_commands
-from ciar.cli.train import assemble, backbone, codes, data, device, dual_encoder, gate, text, tokenizer
+from ciar.cli.train import (
+    assemble,
+    backbone,
+    codes,
+    curves,
+    data,
+    device,
+    dual_encoder,
+    gate,
+    text,
+    tokenizer,
+)
 from ciar.cli.train.stage import Stage
 
 #: In the order in which they are run. A new stage is one file and one line here.
@@ -19,6 +30,7 @@ STAGES: dict[str, Stage] = {
     "gate": gate.STAGE,
     "dual-encoder": dual_encoder.STAGE,
     "assemble": assemble.STAGE,
+    "curves": curves.STAGE,
 }
 
 DESCRIPTION = """\
