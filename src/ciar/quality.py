@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from ciar.decoding.batch import Batch
+from ciar.decoding.gate import SCORE_NAMES
 from ciar.decoding.strategy import get_strategy
+from ciar.errors import DataError, InputError
 from ciar.evaluation.bootstrap import Estimate, paired_frechet_change, paired_retrieval_difference
 from ciar.evaluation.features import caption_features, image_features
 from ciar.evaluation.frechet import frechet_distance
@@ -86,6 +88,20 @@ class Judged:
             estimate = getattr(self, name)
             out[name] = None if estimate is None else [estimate.value, estimate.low, estimate.high]
         return out
+
+
+def check_runs(runs: Sequence[Run]) -> None:
+    """Checks the names that runs use before hours are spent on the first of them.
+
+    Raises:
+        InputError: a strategy or a score is unknown; the message lists the known ones.
+    """
+    for run in runs:
+        get_strategy(run.settings.get("strategy", "base"))
+        if run.score is not None and run.score not in SCORE_NAMES:
+            raise InputError(
+                f"There is no score {run.score!r}. The scores are: {', '.join(sorted(SCORE_NAMES))}."
+            )
 
 
 def make_pictures(
@@ -169,13 +185,18 @@ class Judge:
 
     @classmethod
     def from_data(cls, folder: Path, text: StaticTextEncoder, data: Path) -> Judge:
-        """A judge on the real training pictures of a data set."""
+        """A judge on the real training pictures of a data set.
+
+        Raises:
+            CheckpointError: the dual encoder is missing or damaged.
+            DataError: the data set is missing or incomplete.
+        """
         from ciar.training.captions import load_captions, plain_caption
         from ciar.training.data.emoji import without_tone
 
         encoder = DualEncoder.load(folder)
         icons = load_captions(data)
-        images = np.load(data / "images.npy", mmap_mode="r")
+        images = _load_images(data)
         rows = [i for i, icon in enumerate(icons) if icon.split == "train"]
         real = image_features(encoder, np.ascontiguousarray(images[rows]))
         by_name = {without_tone(icons[i].name): plain_caption(icons[i], style=False) for i in rows}
@@ -200,7 +221,11 @@ def judge(
         prompts: what to draw.
         names: the name of each prompt's thing; captions of the same name are no distractors.
         runs: the settings, plain AR first.
+
+    Raises:
+        InputError: a strategy, a score or a prompt cannot be used.
     """
+    check_runs(runs)
     captions = caption_features(the_judge.encoder, the_judge.text, list(prompts))
     out: list[Judged] = []
     first_features: np.ndarray | None = None
@@ -259,6 +284,9 @@ def evaluation_prompts(data: Path, count: int, text: StaticTextEncoder) -> tuple
 
     Returns:
         ``count`` prompts and the name of each one's thing; they repeat when the data set is smaller.
+
+    Raises:
+        DataError: the data set is missing, or calibration leaves no name of it.
     """
     from ciar.training.captions import CaptionBank, indices_of, load_captions, plain_caption
     from ciar.training.data.emoji import without_tone
@@ -269,6 +297,10 @@ def evaluation_prompts(data: Path, count: int, text: StaticTextEncoder) -> tuple
     calibrated = calibration_split(CaptionBank(icons, text), train, CALIBRATION_PICTURES)
     held_back = {without_tone(icons[i].name) for i in calibrated}
     usable = [i for i in train.tolist() if without_tone(icons[i].name) not in held_back]
+    if not usable:
+        raise DataError(
+            f"{data} has no training picture whose name calibration leaves. Use a larger data set."
+        )
     generator = torch.Generator().manual_seed(4321)
     order = torch.randperm(len(usable), generator=generator).tolist()
     rows = [usable[order[i % len(order)]] for i in range(count)]
@@ -306,7 +338,11 @@ SHEET_PROMPTS = (
 
 
 def draw_sheets(backbone: str, data: Path, out: Path, seed: int) -> list[Path]:
-    """Writes the contact sheets of the docs; returns their paths."""
+    """Writes the contact sheets of the docs; returns their paths.
+
+    Raises:
+        DataError: the data set is missing, incomplete, or has no held-out name.
+    """
     from ciar.evaluation.sheets import contact_sheet, pair_sheet
     from ciar.models.bundle import load_bundle
     from ciar.models.vq import from_uint8
@@ -314,8 +350,10 @@ def draw_sheets(backbone: str, data: Path, out: Path, seed: int) -> list[Path]:
 
     bundle = load_bundle(backbone)
     icons = load_captions(data)
-    images = np.load(data / "images.npy", mmap_mode="r")
+    images = _load_images(data)
     held = [i for i, icon in enumerate(icons) if icon.split == "held_name"]
+    if not held:
+        raise DataError(f"{data} has no held-out names to draw. Build the data set anew: ciar train data.")
     chosen = held[:: max(1, len(held) // 24)][:24]
     originals = np.stack([images[i] for i in chosen])
     with torch.inference_mode():
@@ -343,3 +381,13 @@ def draw_sheets(backbone: str, data: Path, out: Path, seed: int) -> list[Path]:
     for name, sheet in sheets.items():
         sheet.save(out / name, optimize=True)
     return [out / name for name in sheets]
+
+
+def _load_images(data: Path) -> np.ndarray:
+    """The pictures of a data set, uint8 [pictures, height, width, 3], memory-mapped."""
+    path = data / "images.npy"
+    try:
+        images: np.ndarray = np.load(path, mmap_mode="r")
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist. Build the data set first: ciar train data.") from None
+    return images

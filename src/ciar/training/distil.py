@@ -61,7 +61,7 @@ class DistilConfig:
     ffn_multiplier: float | None = 2.0
     layers: int = 1
     radius_rank: int = 64
-    feature_steps: int = 150
+    feature_steps: int = 60
 
 
 @dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ciar.cli.output import note, say
 from ciar.cli.parser import Command, real, whole
+from ciar.cli.train.stage import needed
 
 DESCRIPTION = """\
 Makes the same prompts with the same seeds by plain AR and by other settings, and judges them with
@@ -60,12 +61,9 @@ def run(options: argparse.Namespace) -> int:
     from ciar.intervals.thresholds import ThresholdConfig
     from ciar.models.bundle import load_bundle
     from ciar.models.text import StaticTextEncoder
-    from ciar.quality import Judge, Run, evaluation_prompts, judge, markdown
+    from ciar.quality import Judge, Run, check_runs, evaluation_prompts, judge, markdown
 
     bundle = load_bundle(options.backbone)
-    text = StaticTextEncoder.load(options.work / "text")
-    the_judge = Judge.from_data(options.work / "dual-encoder", text, options.work / "data")
-    prompts, names = evaluation_prompts(options.work / "data", options.pictures, text)
     extra = {"injection": False} if options.no_injection else {}
     if options.curve:
         runs = [Run("base", {"strategy": "base"})]
@@ -81,6 +79,13 @@ def run(options: argparse.Namespace) -> int:
             ]
     else:
         runs = [Run(name, {"strategy": name, **extra}) for name in options.strategies.split(",")]
+    check_runs(runs)
+    data = needed(options.work / "data", "captions.json", "data")
+    text = StaticTextEncoder.load(needed(options.work / "text", "text.json", "text"))
+    the_judge = Judge.from_data(options.work / "dual-encoder", text, data)
+    prompts, names = evaluation_prompts(data, options.pictures, text)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     judged = judge(bundle, the_judge, prompts, names, runs, seed=options.seed, batch=options.batch, note=note)
     say(markdown(judged).rstrip("\n"))
     if options.out is not None:
@@ -91,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
             "backbone": bundle.name,
             "rows": [row.to_dict() for row in judged],
         }
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        options.out.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ciar.cli.output import say
 from ciar.cli.parser import Command, whole
+from ciar.cli.train.stage import needed
 
 DESCRIPTION = """\
 Draws contact sheets: originals beside their reconstruction by the tokenizer, 24 prompts from training
@@ -26,8 +27,9 @@ def run(options: argparse.Namespace) -> int:
     """Writes the sheets as PNG. Returns 0."""
     from ciar.quality import draw_sheets
 
+    data = needed(options.work / "data", "captions.json", "data")
     options.out.mkdir(parents=True, exist_ok=True)
-    for path in draw_sheets(options.backbone, options.work / "data", options.out, options.seed):
+    for path in draw_sheets(options.backbone, data, options.out, options.seed):
         say(str(path))
     return 0
 

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import argparse
 
-from ciar.cli.train.stage import Stage, add_loop, load_config, loop_of, needed, report, save_module
+from ciar.cli.train.stage import (
+    Stage,
+    add_init,
+    add_loop,
+    init_from,
+    load_config,
+    loop_of,
+    needed,
+    report,
+    save_module,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the stage."""
+    add_loop(parser)
+    add_init(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,10 +65,11 @@ def run(options: argparse.Namespace) -> int:
         config,
         loop,
     )
+    init_from(options, task.model)
     out = options.work / "backbone"
     figures = train(task, loop, out, resume=not options.no_resume)
     save_module(out, "gpt", task.model, gpt.to_dict())
     return report(figures)
 
 
-STAGE = Stage(help="train the cloud model on codes and captions", add_arguments=add_loop, run=run)
+STAGE = Stage(help="train the cloud model on codes and captions", add_arguments=add_arguments, run=run)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ciar.cli.output import say
 from ciar.cli.train.stage import Stage, add_work
+from ciar.errors import DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +36,11 @@ def run(options: argparse.Namespace) -> int:
     """Draws the curves. Returns 0."""
     from ciar.training.curves import draw_curves
 
+    for name in options.runs:
+        path = options.work / name / "log.jsonl"
+        if not path.is_file():
+            stage = name.split("/")[0]
+            raise DataError(f"{path} does not exist. Run first: ciar train {stage} --work {options.work}")
     draw_curves({name: options.work / name for name in options.runs}, options.out, options.figures)
     say(str(options.out))
     return 0

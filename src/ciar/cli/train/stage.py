@@ -60,6 +60,24 @@ def add_loop(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_init(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--init``: weights to begin with, where there is no checkpoint to go on from."""
+    parser.add_argument(
+        "--init",
+        type=Path,
+        metavar="FILE",
+        help="weights to begin with (safetensors), such as the shipped ones",
+    )
+
+
+def init_from(options: argparse.Namespace, module: Any) -> None:
+    """Fills a module with the weights that ``--init`` names, if it does."""
+    from ciar.models.checkpoint import load_strict, read_tensors
+
+    if options.init is not None:
+        load_strict(module, read_tensors(options.init), options.init)
+
+
 def loop_of(options: argparse.Namespace, emoji: LoopConfig, tiny_steps: int = 4) -> LoopConfig:
     """The loop of a run: the profile's, changed by the options. Also sets the threads."""
     import torch

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from ciar.cli.train.stage import Stage, add_loop, loop_of, needed, report, save_module
+from ciar.cli.train.stage import Stage, add_init, add_loop, init_from, loop_of, needed, report, save_module
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the stage."""
+    add_loop(parser)
+    add_init(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
         )
         config = TokenizerConfig(batch=4, lr=2e-3, compile=False)
     task = TokenizerTask(np.ascontiguousarray(pictures[is_train]), held, vq, config, loop)
+    init_from(options, task.model)
     out = options.work / "tokenizer"
     figures = train(task, loop, out, resume=not options.no_resume)
     save_module(out, "vq", task.model, vq.to_dict())
@@ -38,4 +45,4 @@ def run(options: argparse.Namespace) -> int:
     return report(figures)
 
 
-STAGE = Stage(help="train the picture tokenizer", add_arguments=add_loop, run=run)
+STAGE = Stage(help="train the picture tokenizer", add_arguments=add_arguments, run=run)
