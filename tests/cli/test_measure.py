@@ -133,7 +133,7 @@ def test_quality_says_what_to_run_first(quality: Ciar, copy: Path, lost: str, co
 # --- eval sheets --------------------------------------------------------------------------------------
 
 SHEETS = {
-    "reconstruction.png": (4 * 280, 2),
+    "reconstruction.png": (4 * 274, 2),
     "training-base.png": (6 * 136 + 8, 4),
     "training-ciar.png": (6 * 136 + 8, 4),
     "held-out-base.png": (5 * 136 + 8, 1),

@@ -84,7 +84,7 @@ def copy(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_the_order_is_that_of_the_command() -> None:
-    assert tuple(STAGES) == ("data", "text", *ORDER)
+    assert tuple(STAGES) == ("data", "text", *ORDER, "curves")
 
 
 def test_the_assembled_backbone_draws(trained: Path) -> None:
