@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ciar.decoding.sampling import SamplingLaw
 from ciar.errors import InputError
-from ciar.ledger import Decider
+from ciar.ledger import DECIDERS, Decider
 from ciar.protocol.messages import Draft, Message, Patch, Settings
 
 
@@ -117,7 +117,13 @@ class DeviceRun:
     step: int = 0
     discarded: int = 0
 
+    def apply(self, patch: Patch) -> None:
+        """Puts the cloud's tokens, and who decided them, in place of everything from its start on."""
+        self.tokens[patch.start :] = patch.ids
+        self.decided[patch.start :] = [DECIDERS[i] for i in patch.decided]
+
     def next_step(self) -> int:
+        """Number of the draft that is about to be sent."""
         self.step += 1
         return self.step - 1
 

@@ -34,8 +34,7 @@ class Base(Strategy):
         yield Send(Draft(run.next_step(), len(run.tokens), want=run.total - len(run.tokens)))
         while len(run.tokens) < run.total:
             patch: Patch = yield Receive(critical=not run.tokens)
-            run.tokens[patch.start :] = patch.ids
-            run.decided[patch.start :] = [DECIDERS[i] for i in patch.decided]
+            run.apply(patch)
             yield Commit(len(run.tokens))
 
     def cloud(self, run: CloudRun, draft: Draft) -> CloudHalf:

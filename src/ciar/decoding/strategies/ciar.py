@@ -30,7 +30,6 @@ from ciar.decoding.strategy import (
     register,
 )
 from ciar.decoding.verify import next_law, sample_own
-from ciar.ledger import DECIDERS
 from ciar.protocol.messages import Draft, Patch
 
 
@@ -67,8 +66,7 @@ class Ciar(Strategy):
 
     def _receive(self, run: DeviceRun) -> Generator[Any, Any, None]:
         patch: Patch = yield Receive()
-        run.tokens[patch.start :] = patch.ids
-        run.decided[patch.start :] = [DECIDERS[i] for i in patch.decided]
+        run.apply(patch)
         yield Commit(len(run.tokens))
 
     def cloud(self, run: CloudRun, draft: Draft) -> CloudHalf:

@@ -21,7 +21,6 @@ from ciar.decoding.strategy import (
     register,
 )
 from ciar.decoding.verify import repair_window
-from ciar.ledger import DECIDERS
 from ciar.protocol.messages import Draft, Patch
 
 
@@ -41,8 +40,7 @@ class Lossless(Strategy):
             ids = tuple(run.tokens[start:])
             yield Send(Draft(run.next_step(), start, ids, (False,) * len(ids)))
             patch: Patch = yield Receive()
-            run.tokens[patch.start :] = patch.ids
-            run.decided[patch.start :] = [DECIDERS[i] for i in patch.decided]
+            run.apply(patch)
             yield Commit(len(run.tokens))
 
     def cloud(self, run: CloudRun, draft: Draft) -> CloudHalf:
