@@ -2,9 +2,9 @@
 
 At one to a few rows a pass is made of small operations whose dispatch costs more than their
 arithmetic. So norms are folded into the matrices behind them, projections that read the same input
-are one matrix, queries and keys are rotated together, keys and values are written together, and
-residual sums ride on the matrix products. Results equal ``models.gpt`` up to float32 rounding; weights
-of other types are left unfolded, where folding would round twice.
+are one matrix, queries and keys are rotated together, and residual sums ride on the matrix products.
+Results equal ``models.gpt`` up to float32 rounding; weights of other types are left unfolded, where
+folding would round twice.
 """
 
 from __future__ import annotations
