@@ -38,7 +38,7 @@ class BackboneConfig:
         compile: compile the forward; a minute at the start, then about 1.5 times faster.
     """
 
-    batch: int = 16
+    batch: int = 32
     lr: float = 2e-3
     caption_dropout: float = 0.1
     compile: bool = True
@@ -109,8 +109,9 @@ def start_from_codebook(model: GPT, codebook: Tensor) -> None:
     Codes that look alike then start alike, which saves the model learning it token by token.
 
     Args:
-        codebook: [codes, dim] unit rows.
+        codebook: [codes, dim] unit rows, of any floating-point dtype (shipped weights are float16).
     """
+    codebook = codebook.float()
     white = (codebook - codebook.mean(0)) / codebook.std(0).clamp_min(1e-6)
     dim = model.config.dim
     for weight in (model.tok_embeddings.weight, model.output.weight):

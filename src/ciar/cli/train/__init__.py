@@ -8,6 +8,7 @@ from ciar.cli.parser import Command, add_commands
 from ciar.cli.train import (
     assemble,
     backbone,
+    codebook,
     codes,
     curves,
     data,
@@ -24,6 +25,7 @@ STAGES: dict[str, Stage] = {
     "data": data.STAGE,
     "text": text.STAGE,
     "tokenizer": tokenizer.STAGE,
+    "codebook": codebook.STAGE,
     "codes": codes.STAGE,
     "backbone": backbone.STAGE,
     "device": device.STAGE,

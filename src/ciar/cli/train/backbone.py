@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ciar.cli.parser import whole
 from ciar.cli.train.stage import (
     Stage,
     add_init,
@@ -21,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the stage."""
     add_loop(parser)
     add_init(parser)
+    parser.add_argument(
+        "--batch", type=whole(1, 4096), metavar="N", help="pictures a step (default: the profile's)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
     if options.profile == "tiny":
         gpt = replace(gpt, dim=32, n_layer=2, n_head=2, multiple_of=32)
         config = BackboneConfig(batch=4, compile=False)
+    if options.batch is not None:
+        config = replace(config, batch=options.batch)
     codebook = read_tensors(tokenizer / "vq.safetensors")["quantize.embedding.weight"]
     task = BackboneTask(
         torch.from_numpy(codes),
