@@ -15,8 +15,9 @@ def cache_of(rows: int = 2, spare: int = 0) -> KVCache:
     return KVCache.allocate(TINY_GPT, text_rows=3, rows=rows, dtype=torch.float32, device="cpu", spare=spare)
 
 
-def block(value: float, rows: int = 2, n: int = 2) -> Tensor:
-    return torch.full((rows, 2, n, 16), value)
+def block(key: float, value: float, rows: int = 2, n: int = 2) -> Tensor:
+    """Keys and values of one block, [2, rows, 2, n, 16]."""
+    return torch.tensor([key, value]).view(2, 1, 1, 1, 1).expand(2, rows, 2, n, 16)
 
 
 def test_size() -> None:
@@ -28,9 +29,9 @@ def test_size() -> None:
 
 def test_a_block_lands_at_its_position() -> None:
     cache = cache_of()
-    keys, values = cache.write(1, 5, block(1.0), block(2.0))
+    keys, values = cache.write(1, 5, block(1.0, 2.0))
     assert keys.shape == values.shape == (2, 2, 2, 16)
-    keys, values = cache.write(1, 7, block(3.0, n=3), block(4.0, n=3))
+    keys, values = cache.write(1, 7, block(3.0, 4.0, n=3))
     assert keys[0, 0, :, 0].tolist() == [1.0, 1.0, 3.0, 3.0, 3.0]
     assert values[1, 1, :, 3].tolist() == [2.0, 2.0, 4.0, 4.0, 4.0]
     assert (cache.cells[0] == 0).all()
@@ -38,15 +39,15 @@ def test_a_block_lands_at_its_position() -> None:
 
 def test_rollback_is_writing_again_from_an_earlier_position() -> None:
     cache = cache_of()
-    cache.write(0, 5, block(1.0, n=6), block(1.0, n=6))
-    keys, _ = cache.write(0, 7, block(2.0, n=1), block(2.0, n=1))
+    cache.write(0, 5, block(1.0, 1.0, n=6))
+    keys, _ = cache.write(0, 7, block(2.0, 2.0, n=1))
     assert keys[0, 0, :, 0].tolist() == [1.0, 1.0, 2.0]
 
 
 def test_rows_write_at_their_own_positions() -> None:
     cache = cache_of()
-    cache.write(0, 5, block(1.0, n=5), block(1.0, n=5))
-    keys, values = cache.write(0, torch.tensor([6, 9]), block(2.0), block(3.0))
+    cache.write(0, 5, block(1.0, 1.0, n=5))
+    keys, values = cache.write(0, torch.tensor([6, 9]), block(2.0, 3.0))
     assert keys[0, 0, :, 0].tolist() == [1.0, 2.0, 2.0, 1.0, 1.0, 0.0]
     assert keys[1, 0, :, 0].tolist() == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
     assert values[1, 1, 4:, 0].tolist() == [3.0, 3.0]
@@ -54,10 +55,10 @@ def test_rows_write_at_their_own_positions() -> None:
 
 def test_some_rows_alone() -> None:
     cache = cache_of(rows=3)
-    cache.write(0, 5, block(1.0, rows=3), block(1.0, rows=3))
+    cache.write(0, 5, block(1.0, 1.0, rows=3))
     chosen = cache.choose(torch.tensor([0, 2]))
     assert chosen.rows == 2
-    keys, _ = chosen.write(0, torch.tensor([6, 7]), block(2.0, n=1), block(2.0, n=1))
+    keys, _ = chosen.write(0, torch.tensor([6, 7]), block(2.0, 2.0, n=1))
     assert keys[0, 0, :, 0].tolist() == [1.0, 2.0, 0.0]
     assert keys[1, 0, :, 0].tolist() == [1.0, 1.0, 2.0]
     assert cache.cells[0, 0, 1, 0, :3, 0].tolist() == [1.0, 1.0, 0.0]
@@ -65,4 +66,4 @@ def test_some_rows_alone() -> None:
 
 def test_no_cell_past_the_end() -> None:
     with pytest.raises(RuntimeError):
-        cache_of().write(0, 23, block(1.0), block(1.0))
+        cache_of().write(0, 23, block(1.0, 1.0))

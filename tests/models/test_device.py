@@ -28,7 +28,7 @@ def test_an_untrained_feature_map_changes_nothing() -> None:
 
 
 def test_features_are_those_of_the_formula() -> None:
-    """phi of (hidden, expected embedding under lower and upper bounds, width, spread, entropy)."""
+    """phi of (hidden, expected embedding under lower and upper bounds, width, spread, entropy), top 8."""
     model = tiny_device()
     hidden = torch.randn(3, TINY_GPT.dim, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -38,8 +38,9 @@ def test_features_are_those_of_the_formula() -> None:
         rows = []
         for i in range(3):
             best = law.centre[i].argsort(descending=True)[:8]
-            width = interval.upper[i] - interval.lower[i]
-            p = law.centre[i].softmax(-1)
+            width = (interval.upper[i] - interval.lower[i])[best]
+            p = law.centre[i].softmax(-1)[best]
+            rest = 1.0 - p.sum()
             rows.append(
                 torch.cat(
                     [
@@ -47,8 +48,8 @@ def test_features_are_those_of_the_formula() -> None:
                         interval.lower[i, best] @ table[best],
                         interval.upper[i, best] @ table[best],
                         width.sum()[None],
-                        width.std(correction=0)[None] * 8.0,  # 64 codes
-                        -(p * p.log()).sum()[None],
+                        width.std(correction=0)[None] * 8**0.5,
+                        -((p * p.log()).sum() + rest * rest.log())[None],
                     ]
                 )
             )

@@ -82,7 +82,8 @@ def test_rotary_table(name: str, rows: str | list[int] | None, config: GPTConfig
     table = rotary_table(config)
     if rows is not None:
         table = table[golden[rows] if isinstance(rows, str) else rows]
-    assert torch.equal(table, golden[name])
+    # Powers and sines differ in the last place from one processor to another.
+    torch.testing.assert_close(table, golden[name], rtol=0.0, atol=5e-6)
 
 
 def test_rotation() -> None:

@@ -108,7 +108,7 @@ class CloudEngine:
             features: [n, dim] to add to the embeddings of the fed tokens (zero rows where none).
 
         Returns:
-            Guided logits, float32 [max(1, n), vocab].
+            Guided logits, float32 [max(1, want or n), vocab].
         """
         if not request.ids:
             return slot.prefill[None]
@@ -126,7 +126,7 @@ class CloudEngine:
             if slot.text_mask is not None:
                 mask = self._mask(slot.text_mask, n, start + n - slot.cache.first)
             hidden = model.forward(x.expand(rows, -1, -1), start, slot.cache, mask)
-            logits = self._guided(model.head(hidden), slot.scale)
+            logits = self._guided(model.head(hidden[:, -request.want :]), slot.scale)
         slot.passes += 1
         slot.token_rows += n * rows
         slot.milliseconds += (time.perf_counter() - began) * 1e3

@@ -60,33 +60,32 @@ class KVCache:
             return KVCache(self.cells, self.first)
         return KVCache(self.cells, self.first, rows)
 
-    def write(self, layer: int, start: int | Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, start: int | Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
         """Stores a block and returns all keys and values up to its end.
 
         Args:
             layer: block of the transformer.
             start: position of the first stored row, the same for all rows or int64 [rows]; never
                 past what was stored before, or a gap would be attended to.
-            k: [rows, heads, n, head_dim], rotated.
-            v: [rows, heads, n, head_dim].
+            fresh: [2, rows, heads, n, head_dim], rotated keys and then values.
 
         Returns:
             Keys and values [rows, heads, cells, head_dim], up to the last cell written; views where
             all rows start together.
         """
-        keys, values = self.cells[layer, 0], self.cells[layer, 1]
-        n = k.shape[2]
+        cells, n = self.cells[layer], fresh.shape[3]  # cells [2, rows, heads, cells, head_dim]
         if isinstance(start, int):
             low = start - self.first
-            high = low + n
-            keys[:, :, low:high] = k
-            values[:, :, low:high] = v
-            return keys[:, :, :high], values[:, :, :high]
-        where = start[:, None] - self.first + torch.arange(n, device=k.device)  # [rows, n]
+            cells[:, :, :, low : low + n] = fresh
+            keys, values = cells[:, :, :, : low + n].unbind()
+            return keys, values
+        where = start[:, None] - self.first + torch.arange(n, device=fresh.device)  # [rows, n]
         high = int(where.max()) + 1
-        rows = torch.arange(len(start), device=k.device) if self.chosen is None else self.chosen
-        keys[rows[:, None], :, where] = k.transpose(1, 2)
-        values[rows[:, None], :, where] = v.transpose(1, 2)
+        rows = torch.arange(len(start), device=fresh.device) if self.chosen is None else self.chosen
+        for stored, block in zip(cells.unbind(), fresh.unbind(), strict=True):
+            stored[rows[:, None], :, where] = block.transpose(1, 2)
         if self.chosen is None:
-            return keys[:, :, :high], values[:, :, :high]
-        return keys[self.chosen, :, :high], values[self.chosen, :, :high]
+            keys, values = cells[:, :, :, :high].unbind()
+        else:
+            keys, values = cells[:, self.chosen, :, :high].unbind()
+        return keys, values

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ciar.intervals.head import IntervalHead
-from ciar.intervals.interfuse import creinn, creinn_width
+from ciar.intervals.interfuse import width_at
 from ciar.models.gpt import GPT, GPTConfig
 
 
@@ -51,42 +51,42 @@ class DeviceConfig:
 class FeatureMap(nn.Module):
     """Interval feature injection: ``f = phi(concat(h, P))`` of DESIGN section 3.
 
-    P is the interval in brief: the expected embedding under the lower and the upper bounds of the
-    most likely codes, the interval's total width, its spread and the entropy. The output layer
-    starts at zero, so an untrained map changes nothing.
+    P is the interval of the most likely codes in brief: their expected embedding under the lower and
+    the upper bounds, the widths' sum and spread, and the entropy with all other codes as one. The
+    rest of the vocabulary has next to no width and would cost more than the device's layer. The
+    output layer starts at zero, so an untrained map changes nothing.
     """
 
     def __init__(self, config: DeviceConfig) -> None:
         super().__init__()
-        self.top_k = config.feature_top_k
         self.down = nn.Linear(3 * config.trunk.dim + 3, config.feature_hidden)
         self.up = nn.Linear(config.feature_hidden, config.feature_dim)
         nn.init.zeros_(self.up.weight)
         nn.init.zeros_(self.up.bias)
 
-    def forward(self, hidden: Tensor, centre: Tensor, radius: Tensor, embedding: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, log_probs: Tensor, radius: Tensor, vectors: Tensor) -> Tensor:
         """Features to add to the cloud's embeddings.
 
         Args:
             hidden: [..., dim] state that predicted the token.
-            centre: [..., vocab] centre logits.
-            radius: [..., vocab].
-            embedding: [vocab, dim] the device's code embeddings.
+            log_probs: float32 [..., K] of the most likely codes, the first one first.
+            radius: float32 [..., K] of the same codes.
+            vectors: [..., K, dim] the device's embeddings of these codes.
 
         Returns:
             [..., feature_dim].
         """
-        interval = creinn(centre, radius)
-        width = creinn_width(centre, radius)
-        probs = interval.centre_probs
-        entropy = -(probs * probs.clamp_min(1e-12).log()).sum(-1, keepdim=True)
-        top = centre.topk(min(self.top_k, centre.shape[-1]), dim=-1).indices
-        vectors = embedding[top]  # [..., K, dim]
-        lower = (interval.lower.gather(-1, top).unsqueeze(-1) * vectors).sum(-2)
-        upper = (interval.upper.gather(-1, top).unsqueeze(-1) * vectors).sum(-2)
+        probs = log_probs.exp()
+        # No mass may be left but a rounding error; both logarithms below stay finite.
+        rest = (1.0 - probs.sum(-1, keepdim=True)).clamp_min(1e-7)
+        odds = log_probs - torch.log1p(-probs.clamp_max(1.0 - 1e-7))
+        lower, upper = torch.sigmoid(odds - radius), torch.sigmoid(odds + radius)
+        width = width_at(odds, radius)
+        bounds = torch.stack([lower, upper], dim=-2) @ vectors.float()  # [..., 2, dim]
         size = width.sum(-1, keepdim=True)
         spread = width.std(-1, keepdim=True, correction=0) * width.shape[-1] ** 0.5
-        brief = torch.cat([hidden, lower, upper, size, spread, entropy], dim=-1)
+        entropy = -(probs * log_probs).sum(-1, keepdim=True) - rest * rest.log()
+        brief = torch.cat([hidden, bounds.flatten(-2).type_as(hidden), size, spread, entropy], dim=-1)
         return self.up(nn.functional.silu(self.down(brief)))
 
 
@@ -103,5 +103,8 @@ class DeviceModel(nn.Module):
 
     def features(self, hidden: Tensor) -> Tensor:
         """Interval features [..., feature_dim] of hidden states [..., dim]."""
-        law = self.head(hidden)
-        return self.phi(hidden, law.centre, law.radius, self.trunk.tok_embeddings.weight)
+        centre = self.head.centre_logits(hidden)
+        top = centre.topk(min(self.config.feature_top_k, centre.shape[-1]), dim=-1)
+        log_probs = top.values - centre.logsumexp(dim=-1, keepdim=True)
+        radius = self.head.radius_at(hidden, top.indices)
+        return self.phi(hidden, log_probs, radius, self.trunk.tok_embeddings(top.indices))
