@@ -22,6 +22,7 @@ REQUIRED = ("torch", "numpy", "pillow", "safetensors", "tokenizers", "msgpack", 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "serve": ("ciar serve", ("starlette", "uvicorn")),
     "train": ("ciar train", ("resvg-py", "transformers", "matplotlib")),
+    "t5": ("prompts for LlamaGen", ("transformers", "ftfy", "beautifulsoup4")),
 }
 
 

@@ -1,13 +1,12 @@
-"""``ciar inspect``: what is in a picture that ciar made, in a weights file, or in a backbone.
+"""``ciar inspect``: what is in a picture that ciar made, in weights, or in a backbone.
 
-Reads headers only: no model is built and no weights are loaded.
+Reads headers only: no model is built in memory and no weights are loaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,15 @@ from ciar.cli.output import printable, say, say_json, table
 from ciar.cli.parser import Command
 from ciar.errors import CheckpointError, DataError
 
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``ciar inspect``."""
     parser.add_argument(
         "what",
         metavar="WHAT",
-        help="a PNG file of ciar generate, a .safetensors file, a backbone or its folder",
+        help="a PNG file of ciar generate, a weights file (.safetensors, .pt), a model folder, a backbone",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output, no table")
 
@@ -47,9 +48,13 @@ def inspect(what: str) -> dict[str, Any]:
     path = Path(what)
     if path.suffix.lower() == ".png":
         return picture_settings(path)
-    if path.suffix == ".safetensors":
+    if path.is_file() or path.suffix in _SUFFIXES:
         return weights_summary(path)
     from ciar.models.bundle import load_bundle
+    from ciar.models.loading.describe import describe, is_weights_folder
+
+    if is_weights_folder(path):
+        return {"folder": str(path), **describe(path)}
 
     folder = load_bundle(what).folder
     found: dict[str, Any] = {"folder": str(folder)}
@@ -91,31 +96,16 @@ def picture_settings(path: Path) -> dict[str, Any]:
 
 
 def weights_summary(path: Path) -> dict[str, Any]:
-    """Parameters, types, size and digest of a safetensors file.
+    """What a weights file is, its sizes, the preset that it fits or what is missing, and its digest.
 
     Raises:
         CheckpointError: the file is missing or damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
     from ciar.models.checkpoint import file_digest
+    from ciar.models.loading.describe import describe
 
-    try:
-        with safe_open(path, framework="numpy") as file:
-            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118  # not a dict
-            shapes = [slice_.get_shape() for slice_ in slices]
-            types = sorted({str(slice_.get_dtype()) for slice_ in slices})
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist.") from None
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no readable safetensors file: {error}.") from None
-    return {
-        "tensors": len(shapes),
-        "parameters": sum(math.prod(shape) for shape in shapes),
-        "types": types,
-        "bytes": path.stat().st_size,
-        "sha256": file_digest(path),
-    }
+    found = describe(path)
+    return {**found, "bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def _read_json(path: Path) -> Any:
@@ -142,5 +132,8 @@ COMMAND = Command(
     help="show what is in a picture or in weights",
     add_arguments=add_arguments,
     run=run,
-    description="Shows the settings of a picture that ciar made, or sizes and digests of weights.",
+    description=(
+        "Shows the settings of a picture that ciar made; or what a weights file is, its sizes and digest,\n"
+        "which preset it fits, and what is missing."
+    ),
 )

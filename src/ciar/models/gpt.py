@@ -198,6 +198,10 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
 
+    def fill_buffers(self) -> None:
+        """Computes what no file holds, after the model was built without memory."""
+        self.register_buffer("table", rotary_table(self.config), persistent=False)
+
     @property
     def blocks(self) -> list[Block]:
         """The transformer blocks, typed."""

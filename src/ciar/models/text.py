@@ -1,7 +1,8 @@
 """Text encoders: a prompt to caption features for the AR model's text slots.
 
 The embedded encoder is a table of word-piece vectors, distilled from a sentence model, so it knows
-tens of thousands of words that no caption contains. Knows nothing of the AR model.
+tens of thousands of words that no caption contains. Others are in ``models.t5`` (FLAN-T5) and
+``models.text_features`` (features made beforehand). Knows nothing of the AR model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ciar.errors import InputError
+from ciar.errors import CheckpointError, InputError
 
 #: Longest prompt, in characters, that is looked at; what lies beyond is cut with a warning.
 MAX_PROMPT_CHARS = 2000
@@ -42,9 +43,48 @@ class TextEncoder(Protocol):
     text_len: int
     caption_dim: int
 
-    def encode(self, prompt: str) -> TextFeatures:
-        """Caption features of one prompt."""
+    def prepare(self, prompt: str) -> str:
+        """What travels of a prompt: the other side's encoder makes the same features of it.
+
+        Raises:
+            InputError: the prompt is not usable, whatever the encoder knows.
+        """
         ...
+
+    def encode(self, prompt: str) -> TextFeatures:
+        """Caption features of one prompt.
+
+        Raises:
+            InputError: nothing can be made of the prompt.
+        """
+        ...
+
+
+def check_prompt(prompt: str) -> str:
+    """The prompt without white space around it.
+
+    Raises:
+        InputError: the prompt is no text, no valid Unicode, or empty.
+    """
+    if not isinstance(prompt, str):
+        raise InputError(f"A prompt is text, not {type(prompt).__name__}. Pass a string.")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"The prompt holds half a character (a lone surrogate) at {error.start}. Type it again."
+        ) from None
+    bare = prompt.strip()
+    if not bare:
+        raise InputError('The prompt is empty. Say what to draw, for example "a smiling cat".')
+    return bare
+
+
+def cut_prompt(prompt: str) -> tuple[str, tuple[str, ...]]:
+    """As much of a prompt as is looked at, and a warning when that is not all."""
+    if len(prompt) <= MAX_PROMPT_CHARS:
+        return prompt, ()
+    return prompt[:MAX_PROMPT_CHARS], (f"The prompt was cut to its first {MAX_PROMPT_CHARS} characters.",)
 
 
 def clean_prompt(prompt: str) -> str:
@@ -55,14 +95,7 @@ def clean_prompt(prompt: str) -> str:
     Raises:
         InputError: the prompt is no text, no valid Unicode, empty, or nothing but white space.
     """
-    if not isinstance(prompt, str):
-        raise InputError(f"A prompt is text, not {type(prompt).__name__}. Pass a string.")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"The prompt holds half a character (a lone surrogate) at {error.start}. Type it again."
-        ) from None
+    prompt = check_prompt(prompt)
     out: list[str] = []
     for char in prompt:
         category = unicodedata.category(char)
@@ -104,6 +137,10 @@ class StaticTextEncoder:
         """Word-piece ids of a cleaned prompt."""
         return self._tokenizer.encode(prompt, add_special_tokens=False).ids
 
+    def prepare(self, prompt: str) -> str:
+        """See :class:`TextEncoder`."""
+        return clean_prompt(prompt)
+
     def encode(self, prompt: str) -> TextFeatures:
         """Caption features of one prompt.
 
@@ -112,11 +149,8 @@ class StaticTextEncoder:
         Raises:
             InputError: the prompt is empty, or none of its words is known.
         """
-        warnings: list[str] = []
-        prompt = clean_prompt(prompt)
-        if len(prompt) > MAX_PROMPT_CHARS:
-            prompt = prompt[:MAX_PROMPT_CHARS]
-            warnings.append(f"The prompt was cut to its first {MAX_PROMPT_CHARS} characters.")
+        prompt, cut = cut_prompt(clean_prompt(prompt))
+        warnings = list(cut)
         ids = self.pieces(prompt)
         known = [i for i in ids if i != self._unknown]
         if not known:
@@ -158,11 +192,20 @@ class StaticTextEncoder:
 
     @classmethod
     def load(cls, folder: Path) -> StaticTextEncoder:
-        """Reads what :meth:`save` wrote."""
-        from safetensors.torch import load_file
+        """Reads what :meth:`save` wrote.
 
-        settings: dict[str, Any] = json.loads((folder / "text.json").read_text())
-        tensors = load_file(folder / "text.safetensors")
-        table = tensors["table"].float() * tensors["scale"].float()[:, None]
-        vocabulary = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
-        return cls(vocabulary, table, settings["text_len"])
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        from ciar.models.checkpoint import read_tensors
+
+        tensors = read_tensors(folder / "text.safetensors")
+        try:
+            settings: dict[str, Any] = json.loads((folder / "text.json").read_text())
+            table = tensors["table"].float() * tensors["scale"].float()[:, None]
+            vocabulary = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
+            return cls(vocabulary, table, settings["text_len"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"The text encoder in {folder} is incomplete or damaged ({error}). Restore its files."
+            ) from None

@@ -8,6 +8,7 @@ Source: LlamaGen, arXiv 2406.06525, section 2.1, https://github.com/FoundationVi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ciar.models import vq_slices
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,13 @@ class ResBlock(nn.Module):
             self.nin_shortcut = nn.Conv2d(channels_in, channels_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        shortcut = getattr(self, "nin_shortcut", None)
+        if vq_slices.worth_slicing(x.numel()):
+            h = vq_slices.norm_conv(self.norm1, self.conv1, x)
+            return vq_slices.norm_conv_add(self.norm2, self.conv2, h, x, shortcut)
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(F.silu(self.norm2(h)))
-        return (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + h
+        return (x if shortcut is None else shortcut(x)) + h
 
 
 class AttnBlock(nn.Module):
@@ -114,6 +121,8 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        if vq_slices.worth_slicing(4 * x.numel()):
+            return vq_slices.doubled_conv(self.conv, x)
         return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
@@ -126,15 +135,30 @@ class Level(nn.Module):
         self.res = nn.ModuleList(ResBlock(a, b) for a, b in pairwise(widths))
         self.attn = nn.ModuleList(AttnBlock(channels_out) for _ in range(blocks if attention else 0))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def steps(self) -> Iterator[nn.Module]:
+        """The layers in the order in which they run."""
         for i, block in enumerate(self.res):
-            x = block(x)
+            yield block
             if len(self.attn):
-                x = self.attn[i](x)
+                yield self.attn[i]
         for resample in ("downsample", "upsample"):
             if resample in self._modules:
-                x = self.get_submodule(resample)(x)
-        return x
+                yield self.get_submodule(resample)
+
+
+def _run(levels: nn.ModuleList, x: Tensor) -> Tensor:
+    """All levels, layer by layer, so that no input outlives the layer that reads it."""
+    for level in levels:
+        assert isinstance(level, Level)
+        for step in level.steps():
+            x = step(x)
+    return x
+
+
+def _finish(norm: nn.GroupNorm, conv: nn.Conv2d, x: Tensor) -> Tensor:
+    if vq_slices.worth_slicing(x.numel()):
+        return vq_slices.norm_conv(norm, conv, x)
+    return conv(F.silu(norm(x)))
 
 
 def _middle(channels: int) -> nn.ModuleList:
@@ -159,12 +183,10 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv_in(F.pixel_unshuffle(x, self.patch))
-        for level in self.conv_blocks:
-            x = level(x)
+        x = _run(self.conv_blocks, self.conv_in(F.pixel_unshuffle(x, self.patch)))
         for block in self.mid:
             x = block(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
+        return _finish(self.norm_out, self.conv_out, x)
 
 
 class Decoder(nn.Module):
@@ -187,9 +209,8 @@ class Decoder(nn.Module):
         x = self.conv_in(z)
         for block in self.mid:
             x = block(x)
-        for level in self.conv_blocks:
-            x = level(x)
-        return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), self.patch)
+        x = _run(self.conv_blocks, x)
+        return F.pixel_shuffle(_finish(self.norm_out, self.conv_out, x), self.patch)
 
 
 class Codebook(nn.Module):

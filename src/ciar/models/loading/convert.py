@@ -1,0 +1,152 @@
+"""Foreign checkpoints to one backbone folder: ``config.json``, safetensors, text encoder, manifest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ciar.errors import DataError, InputError
+from ciar.models.bundle import DTYPES, write_config
+from ciar.models.checkpoint import MANIFEST, write_manifest
+from ciar.models.loading.check import check_finite, check_gpt, check_vq
+from ciar.models.loading.layout import Part
+from ciar.models.loading.sources import Sources, find_sources
+from ciar.models.loading.write import size_of, write_tensors
+from ciar.models.text_features import INDEX, ROWS, PrecomputedTextEncoder
+from ciar.models.text_kinds import TEXT_FOLDER, TextConfig, open_features
+
+#: What is copied of a T5 folder beside the weights.
+_T5_FILES = ("config.json", "tokenizer.json")
+#: Says what is being done.
+Say = Callable[[str], None]
+
+
+def convert(
+    paths: Sequence[Path],
+    out: Path,
+    preset: str | None = None,
+    dtype: str = "bfloat16",
+    text_dtype: str = "bfloat16",
+    force: bool = False,
+    say: Say = lambda words: None,
+) -> dict[str, Any]:
+    """Makes a backbone folder.
+
+    Everything is checked before anything is written, and ``config.json`` is written last, so a folder
+    that has one is whole.
+
+    Args:
+        paths: transformer, tokenizer and, if there is one, text encoder or features; files, folders,
+            or a folder of them, in any order.
+        out: the folder to make.
+        preset: name of a preset; None finds it out where the sources tell.
+        dtype: what the transformer is stored and run in, ``bfloat16`` or ``float32``.
+        text_dtype: the same of the text encoder.
+        force: the folder may hold an older backbone, which is replaced.
+        say: called with a few words before each step that takes time.
+
+    Returns:
+        What was made, for a report: ``folder``, ``preset``, ``dtype``, ``text``, ``files`` with bytes.
+
+    Raises:
+        InputError: something is missing, doubled or to be named.
+        CheckpointError: a source cannot be read or does not fit.
+        DataError: the folder cannot be written.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"The model cannot be stored in {dtype!r}. Use {' or '.join(DTYPES)}.")
+    sources = find_sources(paths, preset)
+    chosen = sources.preset
+    check_gpt(sources.gpt.opened, sources.gpt.part, chosen)
+    check_vq(sources.vq.opened, sources.vq.part, chosen)
+    text, write_text = _text_of(sources, text_dtype)
+    _prepare(out, sources, DTYPES[dtype], force)
+    for stem, weights, kept in (("gpt", sources.gpt, DTYPES[dtype]), ("vq", sources.vq, torch.float32)):
+        say(f"writing {stem}.safetensors")
+        check = partial(check_finite, source=weights.opened.path)
+        write_tensors(out / f"{stem}.safetensors", weights.part.tensors, kept, check)
+    if write_text is not None:
+        say(f"writing the text encoder ({text.kind})")
+        text = write_text(out / TEXT_FOLDER)
+    origin = {
+        part: {"file": weights.opened.path.name, "layout": weights.part.layout}
+        for part, weights in (("gpt", sources.gpt), ("vq", sources.vq))
+    }
+    write_config(
+        out, chosen.name, chosen.gpt, chosen.vq, {}, chosen.defaults,
+        dtype=dtype, text=text.to_dict(), origin=origin,
+    )  # fmt: skip
+    say("writing the manifest")
+    write_manifest(out)
+    files = {
+        path.relative_to(out).as_posix(): path.stat().st_size
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+    return {"folder": str(out), "preset": chosen.name, "dtype": dtype, "text": text.kind, "files": files}
+
+
+def _text_of(sources: Sources, dtype: str) -> tuple[TextConfig, Callable[[Path], TextConfig] | None]:
+    """The text part of the config, as far as it is known yet, and what writes it."""
+    preset = sources.preset
+    none = TextConfig("none", preset.gpt.text_len, preset.gpt.caption_dim)
+    if sources.features is not None:
+        open_features(sources.features, none)
+        source = PrecomputedTextEncoder(sources.features).source
+        config = replace(none, kind="features", dtype=source.dtype, encoder=source.encoder)
+        return config, partial(_copy_features, sources.features, config)
+    if sources.t5 is not None:
+        from ciar.models.t5 import T5TextEncoder, open_encoder
+
+        T5TextEncoder(sources.t5, preset.gpt.text_len, dtype, caption_dim=preset.gpt.caption_dim)
+        config = replace(none, kind="t5", dtype=dtype)
+        return config, partial(_write_t5, sources.t5, open_encoder(sources.t5), config)
+    return none, None
+
+
+def _write_t5(source: Path, part: Part, config: TextConfig, folder: Path) -> TextConfig:
+    folder.mkdir(exist_ok=True)
+    check = partial(check_finite, source=source)
+    dtype = DTYPES[config.dtype]
+    encoder = write_tensors(folder / "model.safetensors", part.tensors, dtype, check)
+    for name in _T5_FILES:
+        shutil.copyfile(source / name, folder / name)
+    return replace(config, encoder=encoder)
+
+
+def _copy_features(source: Path, config: TextConfig, folder: Path) -> TextConfig:
+    folder.mkdir(exist_ok=True)
+    for name in (ROWS, INDEX):
+        shutil.copyfile(source / name, folder / name)
+    return config
+
+
+def _prepare(out: Path, sources: Sources, dtype: torch.dtype, force: bool) -> None:
+    """Makes the folder, with room for the weights, and takes an older backbone's config away."""
+    if out.is_file():
+        raise DataError(f"{out} is a file. Choose a folder with --out.")
+    if out.is_dir() and any(out.iterdir()):
+        if not force:
+            raise DataError(f"{out} is not empty. Pass --force to replace what is in it, or choose another.")
+        if not (out / "config.json").is_file():
+            raise DataError(f"{out} holds something else than a backbone. Choose another folder with --out.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", MANIFEST):
+            (out / name).unlink(missing_ok=True)
+        shutil.rmtree(out / TEXT_FOLDER, ignore_errors=True)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written ({error.strerror}). Choose another folder.") from None
+    needed = size_of(sources.gpt.part.tensors, dtype) + size_of(sources.vq.part.tensors, torch.float32)
+    free = shutil.disk_usage(out).free
+    if free < needed:
+        raise DataError(
+            f"The weights take {needed / 1e9:.1f} GB and {out} has {free / 1e9:.1f} GB free. Make room, or "
+            "choose another folder with --out."
+        )
