@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ciar.cloud.engine import CloudEngine, Slot
 from ciar.cloud.sessions import Cloud, CloudSession
+from ciar.decoding.codebook import Codebook
 from ciar.decoding.noise import PictureNoise
 from ciar.decoding.sampling import SamplingLaw
-from ciar.decoding.strategy import CloudRun, DeviceLaw, Pass, Strategy, get_strategy
+from ciar.decoding.strategy import AskCodebook, CloudRun, DeviceLaw, Pass, Strategy, get_strategy
 from ciar.device.session import DeviceSession
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Bundle
@@ -25,7 +26,8 @@ def answer_draft(
     run: CloudRun,
     draft: Draft,
     run_pass: Callable[[Pass], Tensor],
-    device_law: Callable[[int], Tensor] | None = None,
+    device_law: Callable[[DeviceLaw], Tensor] | None = None,
+    codebook: Codebook | None = None,
 ) -> list[Patch]:
     """Drives the cloud half of a strategy over one draft and returns its patches."""
     half = strategy.cloud(run, draft)
@@ -41,7 +43,9 @@ def answer_draft(
             reply = run_pass(op)
         elif isinstance(op, DeviceLaw):
             assert device_law is not None
-            reply = device_law(op.position)
+            reply = device_law(op)
+        elif isinstance(op, AskCodebook):
+            reply = codebook
         else:
             patches.append(op)
 

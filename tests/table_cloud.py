@@ -8,6 +8,7 @@ would from a model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,12 @@ from drive import answer_draft
 from scipy.stats import chisquare
 from torch import Tensor
 
+from ciar.decoding.codebook import Codebook
+from ciar.decoding.options import law_of
 from ciar.decoding.sampling import SamplingLaw, choose, to_law
 from ciar.decoding.strategy import (
     CloudRun,
+    DeviceLaw,
     DeviceRun,
     Gate,
     Pass,
@@ -29,10 +33,14 @@ from ciar.decoding.strategy import (
     Send,
     get_strategy,
 )
-from ciar.noise import ACCEPT_LANE, RESIDUAL_LANE, gumbel_table, uniform
+from ciar.noise import ACCEPT_LANE, FRESH_LANE, RESIDUAL_LANE, gumbel_table, uniform
 from ciar.protocol.messages import Draft, Patch, Settings
 
 CODES, LENGTH = 8, 4
+#: Codes on a circle: the neighbours of a code are those beside it.
+CODEBOOK = Codebook(
+    torch.tensor([[math.cos(i * math.tau / CODES), math.sin(i * math.tau / CODES)] for i in range(CODES)])
+)
 #: Row of the first prefix of each length.
 _FIRST = [(CODES**n - 1) // (CODES - 1) for n in range(LENGTH + 1)]
 
@@ -65,6 +73,10 @@ class LawTable:
         z = self.logits.double().numpy()
         if law.temperature == 0:
             return np.eye(CODES)[z.argmax(1)]
+        if law.entropy_heat:
+            raw = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+            entropy = -(raw * np.log(raw)).sum(1, keepdims=True)
+            z = z / (law.entropy_heat * np.exp(-entropy / law.entropy_scale) + law.entropy_floor)
         z = z / law.temperature
         keep = np.ones_like(z, dtype=bool)
         if law.top_k:
@@ -96,6 +108,9 @@ class NoiseBank:
         self.gumbels = torch.from_numpy(gumbel_table(seed, 0, where, CODES))
         self.accepts = uniform(seed, 0, np.arange(pictures * LENGTH), 0, ACCEPT_LANE)
         self.residuals = torch.from_numpy(gumbel_table(seed, 0, where, CODES, RESIDUAL_LANE))
+        self.fresh = torch.from_numpy(
+            uniform(seed, 0, np.arange(pictures * LENGTH)[:, None], np.arange(LENGTH + 1), FRESH_LANE)
+        )
 
 
 class BankNoise:
@@ -113,6 +128,9 @@ class BankNoise:
     def residual(self, position: int) -> Tensor:
         return self.bank.residuals[self.base + position]
 
+    def fresh(self, start: int, count: int, draw: int) -> Tensor:
+        return self.bank.fresh[self.base + start : self.base + start + count, draw]
+
 
 class TableSession:
     """The cloud's side of one picture, with a table in place of a model."""
@@ -123,9 +141,8 @@ class TableSession:
         self.passes: list[Pass] = []
 
     def answer(self, draft: Draft) -> list[Patch]:
-        return answer_draft(
-            get_strategy(self.run.settings.strategy), self.run, draft, self.run_pass, self.device_law
-        )
+        strategy = get_strategy(self.run.settings.strategy)
+        return answer_draft(strategy, self.run, draft, self.run_pass, self.device_law, CODEBOOK)
 
     def run_pass(self, request: Pass) -> Tensor:
         if not request.ids:
@@ -137,9 +154,10 @@ class TableSession:
         ends = range(request.start + 1, len(self.cells) + 1)
         return self.table.logits[[row_of(self.cells[:end]) for end in ends]]
 
-    def device_law(self, position: int) -> Tensor:
+    def device_law(self, request: DeviceLaw) -> Tensor:
         assert self.device_laws is not None
-        return self.device_laws[row_of(self.run.tokens[:position])]
+        ends = range(request.position, request.position + request.count)
+        return self.device_laws[[row_of(self.run.tokens[:end]) for end in ends]]
 
 
 class NeverCertain:
@@ -172,7 +190,7 @@ def make_picture(
     session_type: type[TableSession] = TableSession,
 ) -> tuple[DeviceRun, TableSession]:
     """Runs both halves of a strategy to the end of one picture."""
-    law = SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
+    law = law_of(settings)
     device = DeviceRun(settings, LENGTH, gate_type())
     session = session_type(table, CloudRun(settings, law, LENGTH, CODES, noise), device_laws)
     patches: list[Patch] = []

@@ -32,7 +32,8 @@ def test_shares() -> None:
     assert ledger.counts == {"prefix": 1, "device": 6, "accepted": 1, "replaced": 2}
     assert ledger.upload_share == 0.3
     assert ledger.cloud_call_share == 0.4
-    assert Ledger().upload_share == Ledger().cloud_call_share == 0.0
+    assert ledger.accept_length == 1.0  # a prefix token, one accepted, two replaced, in four passes
+    assert Ledger().upload_share == Ledger().cloud_call_share == Ledger().accept_length == 0.0
 
 
 def test_document_has_every_field_and_counts() -> None:

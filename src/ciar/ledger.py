@@ -1,4 +1,10 @@
-"""What one picture cost and who decided each of its tokens. Every strategy fills the same ledger."""
+"""What one picture cost and who decided each of its tokens, the same for every strategy.
+
+Whoever drives a strategy fills the ledger (a session, a batch); a strategy cannot. Three words hold
+everywhere: a *cloud pass* is one forward of the cloud model over any number of positions, the prefill
+among them; a *request* is a draft with its answer; the *accept length* is the number of tokens that
+the cloud decided per cloud pass, its corrections and bonus tokens included.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +29,16 @@ class Ledger:
         total_ms: wall time from the prompt to the pixels.
         text_ms: wall time of text encoding, both sides.
         pixels_ms: wall time of decoding tokens to pixels.
-        round_trips: messages that were answered.
+        round_trips: messages that were answered: the opening and every request.
         critical_round_trips: answers that the device had to wait for.
         bytes_up: bytes from device to cloud.
         bytes_down: bytes from cloud to device.
         device_steps: forwards of the device model over one new token.
         discarded: drafted tokens that were thrown away before anyone judged them.
-        decided: for each position its decider; empty until known.
+        decided: for each position its decider; empty until known. ``prefix`` is the cloud without a
+            draft (the prefix, plain AR, bonus tokens), ``device`` the device unchecked, ``accepted``
+            and ``replaced`` the cloud on a drafted token. Drafted tokens are those of the last three
+            and the discarded ones.
     """
 
     tokens: int = 0
@@ -63,6 +72,12 @@ class Ledger:
     def cloud_call_share(self) -> float:
         """Cloud passes a token: the paper's "cloud requests"."""
         return self.cloud_passes / self.tokens if self.tokens else 0.0
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens that the cloud decided per cloud pass, corrections and bonus tokens included."""
+        decided = len(self.decided) - self.counts["device"]
+        return decided / self.cloud_passes if self.cloud_passes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``: every field, with ``decided`` as counts."""

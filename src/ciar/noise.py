@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 GUMBEL_LANE = 0
 ACCEPT_LANE = 1
 RESIDUAL_LANE = 2
+#: Uniform variates of which a position may need any number; the token is the number of the draw.
+FRESH_LANE = 3
 
 #: Elements of one block of work: a float64 block and its few temporaries stay in the second-level cache.
 BLOCK = 16384

@@ -54,15 +54,18 @@ def test_one_picture(ciar: Ciar, pipeline: FakePipeline, folder: Path) -> None:
     assert ["file", "ciar-a-cat-7.png"] in rows
     assert rows[[row[:1] for row in rows].index(["device"])][1:3] == ["2", "50"]
     assert ["total", "12", "ms"] in rows
-    assert pipeline.loaded == {"backbone": "emoji", "cloud": None, "token": None, "device": "cpu"}
+    loaded = {"backbone": "emoji", "cloud": None, "token": None, "device": "cpu", "device_model": None}
+    assert pipeline.loaded == loaded
 
 
 def test_options_reach_the_pipeline(ciar: Ciar, pipeline: FakePipeline, folder: Path) -> None:
     words = "--negative-prompt dull --seed 3 --n 2 --guidance 0 --temperature 0 --top-k 9 --top-p 1"
     words += " --strategy lossless --threshold inf --prefix-rate 0 --window 1024 --action verify"
     words += " --payload features --backbone other --device cuda:1 --cloud wss://host:1 --token s"
+    words += " --score random --device-model small"
     assert ciar("generate", "a cat", *words.split())[0] == 0
-    assert pipeline.loaded == {"backbone": "other", "cloud": "wss://host:1", "token": "s", "device": "cuda:1"}
+    loaded = {"backbone": "other", "cloud": "wss://host:1", "token": "s", "device": "cuda:1"}
+    assert pipeline.loaded == loaded | {"device_model": "small"}
     assert pipeline.calls == [
         {
             "prompt": "a cat",
@@ -73,11 +76,13 @@ def test_options_reach_the_pipeline(ciar: Ciar, pipeline: FakePipeline, folder: 
             "temperature": 0.0,
             "top_k": 9,
             "top_p": 1.0,
+            "score": "random",
             "threshold": math.inf,
             "prefix_rate": 0.0,
             "window": 1024,
             "action": "verify",
             "payload": "features",
+            "options": None,
             "output_type": "pil",
         }
     ]
@@ -96,9 +101,9 @@ def test_options_are_those_of_the_real_pipeline() -> None:
 
     call = inspect.signature(Pipeline.__call__).parameters
     asked = {"negative_prompt", "guidance_scale", "num_images_per_prompt", "seed", "strategy", "temperature"}
-    asked |= {"top_k", "top_p", "threshold", "prefix_rate", "window", "action", "payload", "output_type"}
+    asked |= {"top_k", "top_p", "score", "threshold", "prefix_rate", "window", "action", "payload", "output_type"}
     assert asked | {"callback_on_step_end"} <= call.keys()
-    assert {"cloud", "token", "device"} <= inspect.signature(Pipeline.from_pretrained).parameters.keys()
+    assert {"cloud", "token", "device", "device_model"} <= inspect.signature(Pipeline.from_pretrained).parameters.keys()
 
 
 def test_json_is_one_document_and_nothing_else(ciar: Ciar, pipeline: FakePipeline, folder: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciar.decoding.gate import SCORE_NAMES, gate_score, needs_radius, top_logits
+from ciar.decoding.gate import LAW_SCORES, SCORE_NAMES, gate_score, law_summary, needs_radius, top_logits
 from ciar.errors import InputError
 from ciar.intervals.scores import SCORES, DraftLaw
 
@@ -19,10 +19,10 @@ def laws(seed: int, vocab: int, rows: int = 6) -> DraftLaw:
 
 
 def test_both_registries_know_the_same_names() -> None:
-    assert set(SCORE_NAMES) == set(SCORES)
+    assert set(LAW_SCORES) == set(SCORES) < set(SCORE_NAMES)
 
 
-@pytest.mark.parametrize("name", SCORE_NAMES)
+@pytest.mark.parametrize("name", LAW_SCORES)
 @given(seed=st.integers(0, 50), vocab=st.sampled_from([2, 64, 128]))
 def test_exact_up_to_128_codes(name: str, seed: int, vocab: int) -> None:
     law = laws(seed, vocab)
@@ -31,7 +31,7 @@ def test_exact_up_to_128_codes(name: str, seed: int, vocab: int) -> None:
     torch.testing.assert_close(found, SCORES[name](law), atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("name", SCORE_NAMES)
+@pytest.mark.parametrize("name", LAW_SCORES)
 def test_close_and_in_order_beyond(name: str) -> None:
     """With 1,024 codes of a sharp law, what lies outside the top 128 hardly counts."""
     law = laws(0, 1024, rows=32)
@@ -48,9 +48,19 @@ def test_which_scores_read_the_radius() -> None:
     law = laws(1, 32)
     top = top_logits(law.centre)
     radius = law.radius.gather(-1, top.indices)
-    for name in SCORE_NAMES:
+    for name in LAW_SCORES:
         changed = not torch.equal(gate_score(name, top, radius), gate_score(name, top, radius * 2))
         assert changed == needs_radius(name), name
+
+
+def test_the_summary_is_every_score_of_the_law() -> None:
+    law = laws(2, 64)
+    top = top_logits(law.centre)
+    radius = law.radius.gather(-1, top.indices)
+    summary = law_summary(top, radius)
+    assert summary.shape == (6, len(LAW_SCORES))
+    for column, name in enumerate(LAW_SCORES):
+        torch.testing.assert_close(summary[:, column], gate_score(name, top, radius))
 
 
 def test_unknown_score_lists_the_known() -> None:

@@ -62,7 +62,7 @@ def test_a_sweep_gets_one_token_further_than_the_guesses_were_right(right: int) 
         guesses = [*truth[:right], *((t + 1) % CODES for t in truth[right:])]
         tokens, sweeps = repair(session, guesses, [0.0] * LENGTH)
         assert tokens == session.run.tokens == truth
-        assert session.passes[0] == Pass(0, guesses[:-1])
+        assert session.passes[0] == Pass(0, guesses[:-1], want=len(guesses) - 1)
         if right == LENGTH:
             assert sweeps == 1
         if right < LENGTH - 1:

@@ -57,6 +57,11 @@ SETTINGS = st.builds(
     action=st.sampled_from(["replace", "verify"]),
     payload=st.sampled_from(["ids", "features"]),
     injection=st.booleans(),
+    options=st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9_]{0,20}", fullmatch=True),
+        st.integers(-(2**53), 2**53) | st.floats(-1e12, 1e12) | st.sampled_from(["", "left", "a word"]),
+        max_size=4,
+    ).map(lambda found: tuple(found.items())),
 )
 
 
@@ -395,3 +400,62 @@ def test_only_messages_and_bytes_are_taken() -> None:
     with pytest.raises(ProtocolError, match="must be bytes"):
         decode("frame")  # type: ignore[arg-type]
     assert decode(memoryview(encode(Cancel()))) == Cancel()  # type: ignore[arg-type]
+
+
+# --- options of strategies --------------------------------------------------------------------------
+
+
+def settings_frame(**changes: Any) -> bytes:
+    """A frame of ``Open`` whose settings map is changed; a value of None takes the field out."""
+    number, found = msgpack.unpackb(encode(OPEN))
+    changed = {k: v for k, v in (found["settings"] | changes).items() if v is not None}
+    packed: bytes = msgpack.packb([number, found | {"settings": changed}])
+    return packed
+
+
+def test_settings_without_options_are_those_of_older_versions() -> None:
+    """An older cloud reads a frame without options; a frame of an older device is read."""
+    _, found = msgpack.unpackb(encode(OPEN))
+    assert "options" not in found["settings"]
+    assert decode(settings_frame()) == OPEN
+    with_options = dataclasses.replace(OPEN.settings, options=(("allowance", 2.0), ("guess", "left")))
+    _, found = msgpack.unpackb(encode(dataclasses.replace(OPEN, settings=with_options)))
+    assert found["settings"]["options"] == {"allowance": 2.0, "guess": "left"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        7,
+        {"Allowance": 1.0},
+        {"": 1.0},
+        {"a" * 65: 1.0},
+        {"a-b": 1.0},
+        {"a": math.nan},
+        {"a": math.inf},
+        {"a": 1e13},
+        {"a": 2**53 + 1},
+        {"a": True},
+        {"a": b"x"},
+        {"a": [1]},
+        {"a": "x" * 65},
+        {f"a{i}": 1 for i in range(33)},
+    ],
+    ids=repr,
+)
+def test_options_that_are_refused(options: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decode(settings_frame(options=options))
+
+
+@pytest.mark.parametrize("options", [(("a", 1), ("a", 2)), (("a",),), ("ab",), [("a", 1)]])
+def test_options_that_do_not_leave(options: Any) -> None:
+    settings_ = dataclasses.replace(OPEN.settings, options=options)
+    with pytest.raises(InputError):
+        encode(dataclasses.replace(OPEN, settings=settings_))
+
+
+def test_a_strategy_may_have_a_plus_in_its_name() -> None:
+    message = dataclasses.replace(OPEN, settings=Settings("lantern++"))
+    assert decode(encode(message)) == message

@@ -33,11 +33,13 @@ TOKEN_VARIABLE = "CIAR_TOKEN"
 #: Options that are recorded in the picture's file, beside prompt, seed and strategy.
 _RECORDED = (
     "backbone",
+    "device_model",
     "negative_prompt",
     "guidance",
     "temperature",
     "top_k",
     "top_p",
+    "score",
     "threshold",
     "prefix_rate",
     "window",
@@ -100,6 +102,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy", default="ciar", metavar="NAME", help='one of "ciar strategies" (default: ciar)'
     )
     method.add_argument(
+        "--score",
+        metavar="NAME",
+        help='the gate, one of "ciar strategies --gates" (default: the backbone\'s)',
+    )
+    method.add_argument(
         "--threshold",
         type=real(0.0, infinite=True),
         metavar="X",
@@ -127,9 +134,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("ids", "features"),
         help="what travels: token ids alone, or interval features too",
     )
+    method.add_argument(
+        "--set",
+        dest="options",
+        action="append",
+        type=_option,
+        metavar="NAME=VALUE",
+        help="an option of the strategy, see docs/strategies.md; may be given several times",
+    )
     where = parser.add_argument_group("where it runs")
     where.add_argument(
         "--backbone", default="emoji", metavar="NAME", help="a name or a folder (default: emoji)"
+    )
+    where.add_argument(
+        "--device-model", metavar="NAME", help="one of the backbone's device models (default: its own)"
     )
     where.add_argument(
         "--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, mps (default: cpu)"
@@ -176,6 +194,7 @@ def run(options: argparse.Namespace) -> int:
             cloud=options.cloud,
             token=_token(options) if options.cloud else None,
             device=options.device,
+            device_model=options.device_model,
         )
         # A prompt at a time: what is finished is on the disk whatever happens to the next one.
         for index, prompt in enumerate(prompts):
@@ -196,11 +215,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def load_pipeline(backbone: str, *, cloud: str | None, token: str | None, device: str) -> Any:
+def load_pipeline(
+    backbone: str, *, cloud: str | None, token: str | None, device: str, device_model: str | None = None
+) -> Any:
     """The pipeline; the import is what makes the command slow to start, so it is here."""
     from ciar.pipeline import Pipeline
 
-    return Pipeline.from_pretrained(backbone, cloud=cloud, token=token, device=device)
+    return Pipeline.from_pretrained(
+        backbone, cloud=cloud, token=token, device=device, device_model=device_model
+    )
 
 
 def read_prompts(words: Sequence[str], heatmap: str | None = None) -> list[str]:
@@ -265,11 +288,13 @@ def _draw(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
+        score=options.score,
         threshold=options.threshold,
         prefix_rate=options.prefix_rate,
         window=options.window,
         action=options.action,
         payload=options.payload,
+        options=dict(options.options) if options.options else None,
         callback_on_step_end=progress.step,
         output_type="pil",
     )
@@ -332,12 +357,27 @@ def _settings(picture: Made, options: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in _RECORDED if getattr(options, name) is not None}
     if given.get("threshold") == float("inf"):
         given["threshold"] = "inf"  # JSON has no infinity
+    if options.options:
+        given["options"] = dict(options.options)
     request = {"prompt": picture.prompt, "seed": picture.seed, "image": picture.image}
     return {"version": __version__} | request | {"strategy": picture.strategy} | given
 
 
 def _token(options: argparse.Namespace) -> str | None:
     return options.token if options.token is not None else os.environ.get(TOKEN_VARIABLE) or None
+
+
+def _option(text: str) -> tuple[str, int | float | str]:
+    """An argparse type: name and value of an option; the strategy knows which names there are."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"give an option as NAME=VALUE, such as allowance=2, not {text!r}.")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
 
 
 def _address(text: str) -> str:

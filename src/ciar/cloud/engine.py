@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ciar.decoding.drafter import Drafter
+from ciar.decoding.rows import scattered_mask
 from ciar.decoding.sampling import guide
-from ciar.decoding.strategy import Pass
+from ciar.decoding.strategy import Pass, Scatter
 from ciar.models.cache import KVCache
 from ciar.models.device import DeviceModel
 from ciar.models.gpt import GPT
@@ -129,6 +130,29 @@ class CloudEngine:
             logits = self._guided(model.head(hidden[:, -request.want :]), slot.scale)
         slot.passes += 1
         slot.token_rows += n * rows
+        slot.milliseconds += (time.perf_counter() - began) * 1e3
+        return logits
+
+    def run_scattered(self, slot: Slot, request: Scatter) -> Tensor:
+        """One pass over positions that need not be consecutive.
+
+        Args:
+            slot: the session.
+            request: what to feed where; the caller guarantees that what it sees holds valid keys.
+
+        Returns:
+            Guided logits, float32 [n, vocab].
+        """
+        began = time.perf_counter()
+        with self._lock, torch.inference_mode():
+            model, rows, device = self.model, slot.cache.rows, slot.prefill.device
+            x = model.embed_tokens(torch.tensor([request.ids], device=device)).expand(rows, -1, -1)
+            where = torch.tensor(request.positions, device=device) + model.config.text_len
+            mask = scattered_mask(request, model.config.text_len - slot.cache.first, slot.text_mask, rows)
+            hidden = model.forward(x, where.expand(rows, -1), slot.cache, mask.to(device))
+            logits = self._guided(model.head(hidden), slot.scale)
+        slot.passes += 1
+        slot.token_rows += len(request.ids) * rows
         slot.milliseconds += (time.perf_counter() - began) * 1e3
         return logits
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ciar.cloud.engine import CloudEngine, Slot
+from ciar.decoding.codebook import Codebook
 from ciar.decoding.drafter import Drafter
 from ciar.decoding.features import feature_bytes, unpack_feature
 from ciar.decoding.noise import PictureNoise
-from ciar.decoding.sampling import SamplingLaw, to_law
-from ciar.decoding.strategy import CloudRun, DeviceLaw, Pass, get_strategy
+from ciar.decoding.options import law_of
+from ciar.decoding.sampling import to_law
+from ciar.decoding.strategy import AskCodebook, CloudRun, DeviceLaw, Pass, Scatter, get_strategy
 from ciar.errors import CheckpointError, InputError, ProtocolError
 from ciar.ledger import DECIDERS
 from ciar.models.bundle import Bundle, load_bundle
@@ -35,6 +38,11 @@ class Cloud:
         self.weights = bundle.weights
         device_model = bundle.device_model if bundle.config.get("devices") else None
         self.engine = CloudEngine(bundle.gpt, device_model)
+
+    @cached_property
+    def codebook(self) -> Codebook:
+        """The tokenizer's codes, for strategies that ask how near they are."""
+        return Codebook(self.bundle.vq.quantize.unit_codes().detach())
 
     @classmethod
     def from_pretrained(cls, name_or_folder: str | Path, device: str = "cpu") -> Cloud:
@@ -72,7 +80,8 @@ class Cloud:
         text = self.bundle.text.encode(message.prompt)
         negative = self.bundle.text.encode(message.negative_prompt) if message.negative_prompt else None
         warnings = text.warnings + (negative.warnings if negative else ())
-        law = SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
+        strategy.values(settings)
+        law = law_of(settings)
         slot = self.engine.open(text, negative, settings.guidance, text)
         noise = PictureNoise(settings.seed, settings.image, total, vocab, self.bundle.device)
         run = CloudRun(settings, law, total, vocab, noise, list(message.history))
@@ -130,7 +139,7 @@ class CloudSession:
         run = self._run
         self._keep_features(draft)
         half = self._strategy.cloud(run, draft)
-        reply: Tensor | None = None
+        reply: Tensor | Codebook | None = None
         while True:
             try:
                 op = half.send(reply)
@@ -139,8 +148,12 @@ class CloudSession:
             reply = None
             if isinstance(op, Pass):
                 reply = self._pass(op)
+            elif isinstance(op, Scatter):
+                reply = self._cloud.engine.run_scattered(self._slot, op)
             elif isinstance(op, DeviceLaw):
-                reply = self._device_law(op.position)
+                reply = self._device_law(op)
+            elif isinstance(op, AskCodebook):
+                reply = self._cloud.codebook
             else:
                 patch = Patch(op.step, op.start, op.ids, op.decided, op.horizon, self._cost())
                 self._last.append(patch)
@@ -204,10 +217,12 @@ class CloudSession:
         rows = [unpack_feature(sent[i]).to(own) if i in sent else own[k] for k, i in enumerate(positions)]
         return torch.stack(rows) * flags
 
-    def _device_law(self, position: int) -> Tensor:
+    @torch.inference_mode()
+    def _device_law(self, request: DeviceLaw) -> Tensor:
         drafter = self._drafter()
-        hidden = drafter.hidden(self._run.tokens[:position])
-        centre = drafter.model.head.centre_logits(hidden)
+        first, count = request.position, request.count
+        drafter.feed(self._run.tokens[: first + count - 1])
+        centre = drafter.model.head.centre_logits(drafter.states[first : first + count])
         return to_law(centre, self._run.law, what="the device model")
 
     def _drafter(self) -> Drafter:

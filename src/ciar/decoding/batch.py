@@ -8,6 +8,7 @@ may differ where two choices are within rounding; a lone run through a session i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ciar.decoding.gate import gate_score, needs_radius, top_logits
+from ciar.decoding.codebook import Codebook
+from ciar.decoding.gate import top_logits
 from ciar.decoding.noise import PictureNoise
-from ciar.decoding.sampling import SamplingLaw, choose, guide, to_law
+from ciar.decoding.options import law_of
+from ciar.decoding.rows import scattered_mask
+from ciar.decoding.sampling import choose, guide, to_law
+from ciar.decoding.scorer import Reading, Scoring, make_scorer
 from ciar.decoding.strategy import (
+    AskCodebook,
     CloudRun,
     DeviceLaw,
     DeviceRun,
@@ -27,6 +33,7 @@ from ciar.decoding.strategy import (
     Proposal,
     Propose,
     Receive,
+    Scatter,
     Send,
     Strategy,
 )
@@ -118,7 +125,8 @@ class Batch:
         settings: one for each picture.
         strategy: how.
         gates: one for each picture.
-        score: name of the gate's score.
+        score: the gate's score, or its name.
+        codebook: the tokenizer's codes, where the strategy asks for them.
     """
 
     def __init__(
@@ -130,15 +138,19 @@ class Batch:
         settings: list[Settings],
         strategy: Strategy,
         gates: list[Gate],
-        score: str = "interval",
+        score: str | Scoring = "interval",
+        codebook: Codebook | None = None,
     ) -> None:
         scales = {s.guidance for s in settings}
-        laws = {(s.temperature, s.top_k, s.top_p) for s in settings}
+        laws = {law_of(s) for s in settings}
         if len(scales) != 1 or len(laws) != 1:
-            raise InputError("All pictures of a batch share guidance, temperature, top_k and top_p.")
-        self.strategy, self.score = strategy, score
+            raise InputError("All pictures of a batch share guidance, temperature, top_k, top_p and entropy.")
+        self.strategy = strategy
         self.scale = scales.pop()
-        self.law = SamplingLaw(*laws.pop())
+        self.law = laws.pop()
+        self.codebook = codebook
+        for own in settings:
+            strategy.values(own)
         self.cloud_model, self.device_model = cloud, device
         model = cloud if cloud is not None else device.trunk  # type: ignore[union-attr]
         total, vocab = model.config.tokens, model.config.vocab_size
@@ -157,6 +169,7 @@ class Batch:
             self.states = torch.zeros(self.count, total + 1, device.config.trunk.dim, device=mask.device)
             self.states[:, 0] = self.device_trunk.first_hidden
             self.fed: list[list[int]] = [[] for _ in range(self.count)]
+            self.scorer = make_scorer(score, device, [(s.seed, s.image) for s in settings])
         self.jobs = []
         for i, own in enumerate(settings):
             run = DeviceRun(own, total, gates[i])
@@ -179,12 +192,15 @@ class Batch:
             if passes:
                 replies += zip(passes, self._pass(passes), strict=True)
             replies += [(j, self._device_law(j)) for j in waiting if isinstance(j.waiting, DeviceLaw)]
+            replies += [(j, self._scatter(j)) for j in waiting if isinstance(j.waiting, Scatter)]
+            replies += [(j, self._codebook()) for j in waiting if isinstance(j.waiting, AskCodebook)]
             for job, reply in replies:
                 self._advance(job, reply)
         return [BatchPicture(job.device.tokens, self._ledger(job)) for job in self.jobs]
 
     def _ledger(self, job: _Job) -> Ledger:
         job.ledger.decided = list(job.device.decided)
+        job.ledger.discarded = job.device.discarded
         return job.ledger
 
     def _advance(self, job: _Job, reply: Any) -> None:
@@ -251,11 +267,18 @@ class Batch:
         if self.guided == 2:
             x, starts = x.repeat(2, 1, 1), starts.repeat(2)
             rows = torch.cat([rows, rows + self.count])
-        logits = self._guided(self.cloud_trunk.model.head(self.cloud_trunk.feed(rows, starts, x)))
+        hidden = self.cloud_trunk.feed(rows, starts, x)
+        # The head is a good part of a pass, so it is run on what was asked for alone.
+        counts = [job.waiting.want or len(job.waiting.ids) for job in jobs]
+        own = torch.arange(len(jobs), device=device).repeat_interleave(torch.tensor(counts, device=device))
+        last = [k for job, n in zip(jobs, counts, strict=True) for k in range(len(job.waiting.ids))[-n:]]
+        at = torch.tensor(last, device=device)
+        wanted = torch.cat([half[own, at] for half in hidden.chunk(self.guided)])
+        logits = self._guided(self.cloud_trunk.model.head(wanted))
         for job in jobs:
             job.ledger.cloud_passes += 1
             job.ledger.token_rows += self.guided * len(job.waiting.ids)
-        return [logits[i, : len(job.waiting.ids)] for i, job in enumerate(jobs)]
+        return list(logits.split(counts))
 
     def _guided(self, logits: Tensor) -> Tensor:
         if self.guided == 1:
@@ -305,21 +328,43 @@ class Batch:
         positions = [len(job.waiting.tokens) for job in jobs]
         rows = torch.tensor([job.index for job in jobs], device=self.states.device)
         hidden = self.states[rows, torch.tensor(positions, device=self.states.device)]
-        head = self.device_model.head
-        centre = head.centre_logits(hidden)
+        centre = self.device_model.head.centre_logits(hidden)
         law = to_law(centre, self.law, what="the device model")
         noise = torch.stack(
             [self.noises[j.index].gumbel(p, 1)[0] for j, p in zip(jobs, positions, strict=True)]
         )
         tokens = choose(law, noise).tolist()
+        if not any(job.waiting.scored for job in jobs):
+            return [Proposal(token, math.nan) for token in tokens]
         top = top_logits(centre)
-        radius = head.radius_at(hidden, top.indices) if needs_radius(self.score) else None
-        scores = gate_score(self.score, top, radius).tolist()
+        pictures = [job.index for job in jobs]
+        before, states = [job.waiting.tokens for job in jobs], [self.states[i] for i in pictures]
+        scores = self.scorer(Reading(pictures, before, tokens, hidden, centre, top, states))
         return [Proposal(token, score) for token, score in zip(tokens, scores, strict=True)]
 
     def _device_law(self, job: _Job) -> Tensor:
         assert self.device_model is not None
-        position = job.waiting.position
-        self._feed_device([job], [job.cloud.tokens[:position]])
-        centre = self.device_model.head.centre_logits(self.states[job.index, position])
+        first, count = job.waiting.position, job.waiting.count
+        self._feed_device([job], [job.cloud.tokens[: first + count - 1]])
+        centre = self.device_model.head.centre_logits(self.states[job.index, first : first + count])
         return to_law(centre, self.law, what="the device model")
+
+    def _scatter(self, job: _Job) -> Tensor:
+        """A pass of one picture alone: its positions are its own."""
+        trunk, request = self.cloud_trunk, job.waiting
+        device = trunk.mask.device
+        rows = torch.tensor([job.index + self.count * i for i in range(self.guided)], device=device)
+        x = trunk.model.embed_tokens(torch.tensor([request.ids], device=device)).expand(len(rows), -1, -1)
+        where = torch.tensor(request.positions, device=device) + trunk.model.config.text_len
+        mask = scattered_mask(request, trunk.mask.shape[1], trunk.mask[rows], len(rows))
+        hidden = trunk.model.forward(x, where.expand(len(rows), -1), trunk.cache.choose(rows), mask)
+        job.ledger.cloud_passes += 1
+        job.ledger.token_rows += self.guided * len(request.ids)
+        return self._guided(trunk.model.head(hidden))[0]
+
+    def _codebook(self) -> Codebook:
+        if self.codebook is None:
+            raise InputError(
+                f"Strategy {self.strategy.name!r} needs the tokenizer's codebook. Pass codebook=."
+            )
+        return self.codebook

@@ -1,8 +1,9 @@
-"""The gate's score on the fast path: from the most likely codes alone.
+"""Scores of one law on the fast path: from the most likely codes alone.
 
 Sampling needs the top-k logits anyway, so the score is computed from those: a few hundred numbers
 in place of a vocabulary, and radii for these codes only. The rest of the vocabulary counts as width
-zero (intervals.scores.topk_uncertainty bounds the error).
+zero (intervals.scores.topk_uncertainty bounds the error). Scores that need more than one law (a window,
+the seed, the trunk) are in decoding.scorer, which runs all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ciar.errors import InputError
+from ciar.intervals.gates import BY_NAME
 from ciar.intervals.interfuse import width_at
 
 #: Codes that a score looks at.
@@ -51,7 +53,7 @@ def gate_score(name: str, top: TopLogits, radius: Tensor | None = None) -> Tenso
     """Uncertainty of a position; larger is less certain.
 
     Args:
-        name: a name of ``intervals.scores.SCORES``.
+        name: one of :data:`LAW_SCORES`.
         top: its most likely codes.
         radius: float32 [..., K] radii of these codes, where the score needs them.
 
@@ -63,8 +65,21 @@ def gate_score(name: str, top: TopLogits, radius: Tensor | None = None) -> Tenso
     """
     score = _SCORES.get(name)
     if score is None:
-        raise InputError(f"There is no score {name!r}. The scores are: {', '.join(sorted(_SCORES))}.")
+        raise InputError(f"There is no score {name!r} of one law. Those are: {', '.join(sorted(_SCORES))}.")
     return score(top, radius)
+
+
+def law_summary(top: TopLogits, radius: Tensor) -> Tensor:
+    """Every score of one law: what the learned gate reads beside the hidden state.
+
+    Args:
+        top: [..., K].
+        radius: [..., K] of the same codes.
+
+    Returns:
+        float32 [..., len(LAW_SCORES)].
+    """
+    return torch.stack([score(top, radius) for score in _SCORES.values()], dim=-1)
 
 
 def _log_probs(top: TopLogits) -> Tensor:
@@ -109,4 +124,7 @@ _SCORES: dict[str, Callable[[TopLogits, Tensor | None], Tensor]] = {
     "margin": lambda top, _: top.values[..., 1] - top.values[..., 0],
     "collision": lambda top, _: 1.0 - (2.0 * _log_probs(top)).exp().sum(-1),
 }
-SCORE_NAMES = tuple(_SCORES)
+#: Scores that are a function of one position's law.
+LAW_SCORES = tuple(_SCORES)
+#: Every score that a gate can use; decoding.scorer makes them.
+SCORE_NAMES = tuple(BY_NAME)

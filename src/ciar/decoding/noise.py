@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ciar.noise import ACCEPT_LANE, RESIDUAL_LANE, gumbel_table, gumbel_torch, uniform
+from ciar.noise import ACCEPT_LANE, FRESH_LANE, RESIDUAL_LANE, gumbel_table, gumbel_torch, uniform
 
 
 @lru_cache(maxsize=8)
@@ -46,3 +47,9 @@ class PictureNoise:
         tokens = torch.arange(self.vocab_size, device=self.table.device)
         where = torch.full_like(tokens, position)
         return gumbel_torch(self.seed, self.image, where, tokens, RESIDUAL_LANE)
+
+    def fresh(self, start: int, count: int, draw: int) -> Tensor:
+        """float64 [count] uniform variates of positions from ``start`` on, new for every ``draw``."""
+        where = np.arange(start, start + count)
+        values = uniform(self.seed, self.image, where, draw, FRESH_LANE)
+        return torch.from_numpy(np.asarray(values)).to(self.table.device)

@@ -24,11 +24,19 @@ class SamplingLaw:
         temperature: divides the logits; 0 puts all mass on the most likely token.
         top_k: tokens kept; 0 keeps all. Ties at the threshold are all kept.
         top_p: probability mass kept, in (0, 1]; the token that crosses it is kept.
+        entropy_heat, entropy_scale, entropy_floor: entropy-adaptive temperature. With H the entropy,
+            in nats, of the guided logits' own law, the temperature is multiplied by
+            ``heat * exp(-H / scale) + floor``: sure positions are drawn hotter and flat ones cooler.
+            A heat of 0 switches it off. Source: arXiv 2510.09012, section 3, with 2.5, 3 and 0.6 in
+            https://github.com/krennic999/ARsample.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    entropy_heat: float = 0.0
+    entropy_scale: float = 3.0
+    entropy_floor: float = 0.6
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -37,6 +45,17 @@ class SamplingLaw:
             raise InputError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more.")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+        adaptive = (self.entropy_heat, self.entropy_scale, self.entropy_floor)
+        if not all(map(math.isfinite, adaptive)) or self.entropy_heat < 0 or min(adaptive[1:]) <= 0:
+            raise InputError(
+                f"The entropy-adaptive temperature is {adaptive}; its heat must be 0 or more, its scale and "
+                "floor above 0."
+            )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the temperature is the same at every position."""
+        return self.entropy_heat == 0.0
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
@@ -82,9 +101,17 @@ def to_law(logits: Tensor, law: SamplingLaw, *, what: str = "the model") -> Tens
     if law.temperature == 0.0:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -math.inf).scatter(-1, best, 0.0)
-    if law.temperature != 1.0:
+    if not law.plain:
+        logits = logits / (law.temperature * adaptive_temperature(logits, law)).clamp_min(1e-5)
+    elif law.temperature != 1.0:
         logits = logits / max(law.temperature, 1e-5)
     return filter_logits(logits, law.top_k, law.top_p).log_softmax(dim=-1)
+
+
+def adaptive_temperature(logits: Tensor, law: SamplingLaw) -> Tensor:
+    """The factor that entropy puts on the temperature; float32 [..., vocab] to [..., 1]."""
+    entropy = torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1, keepdim=True)
+    return law.entropy_heat * torch.exp(-entropy / law.entropy_scale) + law.entropy_floor
 
 
 def choose(law: Tensor, noise: Tensor) -> Tensor:
@@ -116,3 +143,24 @@ def residual(p_law: Tensor, q_law: Tensor) -> Tensor:
     left = (p_law.exp() - q_law.exp()).clamp_min(0.0)
     mass = left.sum(dim=-1, keepdim=True)
     return torch.where(mass > 1e-6, (left / mass.clamp_min(1e-30)).log(), p_law)
+
+
+def draw(law: Tensor, uniform: Tensor) -> Tensor:
+    """A draw by inversion: the first token whose cumulative mass exceeds the uniform variate.
+
+    Args:
+        law: float32 [n, vocab].
+        uniform: float64 [n] in (0, 1).
+
+    Returns:
+        int64 [n]; never a token outside the support.
+    """
+    mass = law.double().exp().cumsum(dim=-1)
+    return torch.searchsorted(mass, uniform.unsqueeze(-1) * mass[:, -1:], right=True).squeeze(-1)
+
+
+def one_hot(token: int, vocab_size: int) -> Tensor:
+    """float32 [vocab] law of a token that was chosen without chance."""
+    law = torch.full((vocab_size,), -math.inf)
+    law[token] = 0.0
+    return law

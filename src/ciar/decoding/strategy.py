@@ -8,6 +8,7 @@ fills the ledger; a strategy cannot.
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from ciar.decoding.options import Option, OptionValues, read_options
 from ciar.decoding.sampling import SamplingLaw
 from ciar.errors import InputError
 from ciar.ledger import DECIDERS, Decider
@@ -34,6 +36,11 @@ class Noise(Protocol):
 
     def residual(self, position: int) -> Tensor:
         """float32 [vocab] Gumbel variates, independent of :meth:`gumbel`, for a redraw."""
+        ...
+
+    def fresh(self, start: int, count: int, draw: int) -> Tensor:
+        """float64 [count] uniform variates in (0, 1) of positions from ``start`` on, independent of
+        all others and new for every ``draw``: for positions that are drawn again and again."""
         ...
 
 
@@ -65,9 +72,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Propose:
-    """Ask for a :class:`Proposal` for the position after ``tokens``."""
+    """Ask for a :class:`Proposal` for the position after ``tokens``.
+
+    Attributes:
+        tokens: the tokens so far.
+        scored: whether the gate's score is wanted, which may cost as much as the step; else it is NaN.
+    """
 
     tokens: list[int]
+    scored: bool = True
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,11 @@ class DeviceRun:
     discarded: int = 0
 
     def apply(self, patch: Patch) -> None:
-        """Puts the cloud's tokens, and who decided them, in place of everything from its start on."""
+        """Puts the cloud's tokens, and who decided them, in place of everything from its start on.
+
+        Drafted tokens behind the patch are gone before anyone judged them.
+        """
+        self.discarded += max(0, len(self.tokens) - patch.start - len(patch.ids))
         self.tokens[patch.start :] = patch.ids
         self.decided[patch.start :] = [DECIDERS[i] for i in patch.decided]
 
@@ -137,29 +154,57 @@ class Pass:
 
     ``ids`` are fed at image positions ``start`` on; cells from there on are overwritten. With no
     ids and ``start`` 0 the answer comes from the prefill. The reply is guided logits, float32
-    [max(1, len(ids)), vocab], of the positions after each fed one (``start + 1`` on; position 0
+    [max(1, want or len(ids)), vocab], of the positions after each fed one (``start + 1`` on; position 0
     for the prefill).
 
     Attributes:
         inject: for each id whether interval features are added to its embedding.
+        want: logits of the last ``want`` ids alone; 0 is all of them.
     """
 
     start: int
     ids: list[int]
     inject: tuple[bool, ...] = ()
+    want: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """Ask for one forward of the cloud model over positions that need not be consecutive.
+
+    ``ids[i]`` is fed at image position ``positions[i]`` and its cell is overwritten; it attends to the
+    text and to the positions that ``visible[i]`` names, whose cells are fed here or were before. The
+    reply is guided logits, float32 [n, vocab], of the position after each.
+
+    Attributes:
+        positions: rising.
+        ids: as many.
+        visible: bool [n, total]; every position sees itself and none sees a later one.
+    """
+
+    positions: tuple[int, ...]
+    ids: list[int]
+    visible: Tensor
 
 
 @dataclass(frozen=True)
 class DeviceLaw:
-    """Ask the cloud's own copy of the device model for its law at one position.
+    """Ask the cloud's own copy of the device model for its laws at consecutive positions.
 
-    The reply is float32 [vocab] log-probabilities given the tokens before ``position``.
+    The reply is float32 [count, vocab] log-probabilities; each row is given the tokens of
+    ``CloudRun.tokens`` before its position.
     """
 
     position: int
+    count: int = 1
 
 
-CloudOp = Pass | DeviceLaw | Patch
+@dataclass(frozen=True)
+class AskCodebook:
+    """Ask for the tokenizer's codes. The reply is a :class:`ciar.decoding.codebook.Codebook`."""
+
+
+CloudOp = Pass | Scatter | DeviceLaw | AskCodebook | Patch
 CloudHalf = Generator[CloudOp, Any, None]
 
 
@@ -189,6 +234,11 @@ class CloudRun:
     fed: int = 0
     features: dict[int, bytes] = field(default_factory=dict)
 
+    @property
+    def grid(self) -> int:
+        """Tokens of a row of the picture."""
+        return math.isqrt(self.total)
+
 
 class Strategy(ABC):
     """One way to make a picture.
@@ -198,6 +248,9 @@ class Strategy(ABC):
         summary: one line.
         source: paper and section.
         exact: whether the picture's law is the cloud's, whatever the device.
+        drift: for one that is not exact, how far a token's law can be from the cloud's.
+        training: what has to be trained for it.
+        options: settings of its own, given in ``Settings.options``.
         uses_device: whether it needs a device model.
         uses_cloud: whether it needs a cloud.
         injects: whether interval features may be added to the embeddings of accepted tokens.
@@ -207,9 +260,20 @@ class Strategy(ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
     exact: ClassVar[bool] = False
+    drift: ClassVar[str] = ""
+    training: ClassVar[str] = "device model"
+    options: ClassVar[tuple[Option, ...]] = ()
     uses_device: ClassVar[bool] = True
     uses_cloud: ClassVar[bool] = True
     injects: ClassVar[bool] = False
+
+    def values(self, settings: Settings) -> OptionValues:
+        """The strategy's options as given, with defaults for the rest.
+
+        Raises:
+            InputError: an option is unknown or out of its range.
+        """
+        return read_options(self.name, self.options, settings.options)
 
     def device(self, run: DeviceRun) -> DeviceHalf:
         """The device half of one picture."""

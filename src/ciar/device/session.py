@@ -16,9 +16,11 @@ from torch import Tensor
 
 from ciar.decoding.drafter import Drafter
 from ciar.decoding.features import pack_feature
-from ciar.decoding.gate import TopLogits, gate_score, needs_radius, top_logits
+from ciar.decoding.gate import TopLogits, top_logits
 from ciar.decoding.noise import PictureNoise
+from ciar.decoding.options import law_of
 from ciar.decoding.sampling import SamplingLaw, choose, to_law
+from ciar.decoding.scorer import Reading, Scorer, make_scorer, scoring_of
 from ciar.decoding.strategy import Commit, DeviceRun, Proposal, Propose, Receive, Send, Strategy
 from ciar.errors import CloudUnavailable, ProtocolError
 from ciar.intervals.thresholds import ThresholdConfig
@@ -56,25 +58,27 @@ class Proposer:
         drafter: the device model on this picture.
         law: the sampling law of the device's logits.
         noise: the picture's noise.
-        score: name of the gate's score.
+        scorer: the gate's score.
         features: whether to attach interval features.
     """
 
     def __init__(
-        self, drafter: Drafter, law: SamplingLaw, noise: PictureNoise, score: str, features: bool
+        self, drafter: Drafter, law: SamplingLaw, noise: PictureNoise, scorer: Scorer, features: bool
     ) -> None:
-        self.drafter, self.law, self.noise, self.score, self.features = drafter, law, noise, score, features
+        self.drafter, self.law, self.noise, self.scorer, self.features = drafter, law, noise, scorer, features
 
     @torch.inference_mode()
-    def propose(self, tokens: list[int]) -> Proposal:
-        """The device's proposal for the position after ``tokens``."""
+    def propose(self, tokens: list[int], scored: bool = True) -> Proposal:
+        """The device's proposal for the position after ``tokens``; without a score if none is wanted."""
         hidden = self.drafter.hidden(tokens)
-        head = self.drafter.model.head
-        centre = head.centre_logits(hidden)
+        centre = self.drafter.model.head.centre_logits(hidden)
         top = top_logits(centre)
         token = self._choose(centre, top, self.noise.gumbel(len(tokens), 1)[0], len(tokens))
-        radius = head.radius_at(hidden, top.indices) if needs_radius(self.score) else None
-        score = float(gate_score(self.score, top, radius))
+        score = math.nan
+        if scored:
+            rows = TopLogits(top.values[None], top.indices[None], top.log_mass[None], top.vocab_size)
+            states = [self.drafter.states]
+            (score,) = self.scorer(Reading([0], [tokens], [token], hidden[None], centre[None], rows, states))
         feature = b""
         if self.features:
             feature = pack_feature(self.drafter.features(len(tokens), 1)[0])
@@ -83,7 +87,8 @@ class Proposer:
     def _choose(self, centre: Tensor, top: TopLogits, noise: Tensor, position: int) -> int:
         """The law's choice; from the most likely codes alone where the law lies within them."""
         law = self.law
-        if law.top_k != len(top.values) or law.top_p < 1.0 or law.temperature == 0.0:
+        direct = law.plain and law.top_k == len(top.values) and law.top_p == 1.0 and law.temperature > 0.0
+        if not direct:
             return int(choose(to_law(centre, law, what=f"the device model at position {position}"), noise))
         if not math.isfinite(float(top.values[0])):
             to_law(centre, law, what=f"the device model at position {position}")  # says what is wrong
@@ -129,12 +134,14 @@ class DeviceSession:
         self.proposer: Proposer | None = None
         if strategy.uses_device:
             began = time.perf_counter()
-            law = SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
+            law = law_of(settings)
             vocab = bundle.gpt_config.vocab_size
             noise = PictureNoise(settings.seed, settings.image, bundle.total, vocab, bundle.device)
             drafter = Drafter(bundle.device_model, bundle.device_trunk, text)
+            scoring = scoring_of(bundle, score, threshold.share)
+            scorer = make_scorer(scoring, drafter.model, [(settings.seed, settings.image)])
             features = settings.payload == "features" and strategy.injects and settings.injection
-            self.proposer = Proposer(drafter, law, noise, score, features)
+            self.proposer = Proposer(drafter, law, noise, scorer, features)
             self.ledger.device_ms += (time.perf_counter() - began) * 1e3
 
     def run(self, progress: Progress | None = None) -> PictureResult:
@@ -209,7 +216,7 @@ class DeviceSession:
             if isinstance(op, Propose):
                 assert self.proposer is not None, "a strategy that proposes uses a device model"
                 began = time.perf_counter()
-                reply = self.proposer.propose(op.tokens)
+                reply = self.proposer.propose(op.tokens, op.scored)
                 self.ledger.device_ms += (time.perf_counter() - began) * 1e3
             elif isinstance(op, Send):
                 assert connection is not None, "a strategy that sends uses a cloud"

@@ -66,7 +66,8 @@ class KVCache:
         Args:
             layer: block of the transformer.
             start: position of the first stored row, the same for all rows or int64 [rows]; never
-                past what was stored before, or a gap would be attended to.
+                past what was stored before, or a gap would be attended to. Or int64 [rows, n], a
+                position for each, where the caller's mask hides the gaps.
             fresh: [2, rows, heads, n, head_dim], rotated keys and then values.
 
         Returns:
@@ -79,7 +80,8 @@ class KVCache:
             cells[:, :, :, low : low + n] = fresh
             keys, values = cells[:, :, :, : low + n].unbind()
             return keys, values
-        where = start[:, None] - self.first + torch.arange(n, device=fresh.device)  # [rows, n]
+        cells_of = start if start.ndim == 2 else start[:, None] + torch.arange(n, device=fresh.device)
+        where = cells_of - self.first  # [rows, n]
         high = int(where.max()) + 1
         rows = torch.arange(len(start), device=fresh.device) if self.chosen is None else self.chosen
         for stored, block in zip(cells.unbind(), fresh.unbind(), strict=True):

@@ -74,18 +74,19 @@ class InferenceGPT:
         return self.embedding[ids]
 
     def forward(self, x: Tensor, start: int | Tensor, cache: KVCache, mask: Tensor | None = None) -> Tensor:
-        """Runs one block of consecutive positions over the cache.
+        """Runs one block of positions over the cache, consecutive ones unless ``start`` says otherwise.
 
         Args:
             x: [rows, n, dim] embedded inputs of positions ``start`` to ``start + n - 1``. Position
                 ``text_len`` is the first image token.
-            start: position of the first input, the same for all rows or int64 [rows]. Cells at and
-                after it are overwritten, which is how a rollback works: go on from an earlier
-                position.
+            start: position of the first input, the same for all rows or int64 [rows]; or int64
+                [rows, n], the position of each input. Cells at and after it are overwritten, which
+                is how a rollback works: go on from an earlier position.
             cache: holds the positions before ``start``.
             mask: bool [rows, 1, n, length], True where attention is allowed, with ``length`` the
                 cells up to the last input's. None is plain causal attention over everything that
-                the cache holds; rows that start at different positions need a mask.
+                the cache holds; rows that start at different positions, and positions that are not
+                consecutive, need a mask.
 
         Returns:
             [rows, n, dim]; pass it to :meth:`head`.
@@ -99,8 +100,8 @@ class InferenceGPT:
                 mask = torch.ones(n, length, dtype=torch.bool, device=x.device).tril(length - n)
         else:
             # Padding behind the last position has no row in the table; any row will do for it.
-            cells = (start[:, None] + torch.arange(n, device=x.device)).clamp_max(len(self.table) - 1)
-            table = self.table[cells]  # [rows, n, 3, 1, head_dim / 2]
+            cells = start if start.ndim == 2 else start[:, None] + torch.arange(n, device=x.device)
+            table = self.table[cells.clamp_max(len(self.table) - 1)]  # [rows, n, 3, 1, head_dim / 2]
         if mask is not None:  # once here, where attention would do it in every layer
             mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, -torch.inf)
         x = x.reshape(rows * n, dim)

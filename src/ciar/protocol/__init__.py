@@ -13,6 +13,7 @@ from ciar.protocol.messages import (
     Message,
     Open,
     Opened,
+    OptionValue,
     Patch,
     Settings,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Message",
     "Open",
     "Opened",
+    "OptionValue",
     "Patch",
     "Settings",
     "check",

@@ -7,8 +7,9 @@ travel once and carry a map with names, so that a browser client is easy to writ
 ============  ======  ==========================================================================
 message       number  rest of the array
 ============  ======  ==========================================================================
-``Open``      0       map of all fields; ``settings`` is a map of all of its fields, ``history`` is
-                      packed ids and ``history_decided`` 2 bits each or no bytes
+``Open``      0       map of all fields; ``settings`` is a map of all of its fields, with ``options`` a
+                      map of names and values or left out when there are none; ``history`` is packed
+                      ids and ``history_decided`` 2 bits each or no bytes
 ``Opened``    1       map of all fields
 ``Draft``     2       step, start, ids, certain (1 bit each), want, features
 ``Patch``     3       step, start, ids, decided (2 bits each), horizon, passes, token_rows, cloud_ms
@@ -49,6 +50,7 @@ from ciar.protocol.messages import (
     Message,
     Open,
     Opened,
+    OptionValue,
     Patch,
     Settings,
 )
@@ -70,9 +72,12 @@ MAX_SENTENCE_CHARS = 4096
 #: Most warnings of one session.
 MAX_WARNINGS = 32
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")
 _NAME_CHARS = 128
-# A message is at most three containers deep and never holds more items than this; a small bound here
+_OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
+#: Most options of one picture, and the longest name or word among them.
+MAX_OPTIONS, MAX_OPTION_CHARS = 32, 64
+# A message is at most four containers deep and never holds more items than this; a small bound here
 # keeps a frame of a few bytes from claiming a list of millions.
 _MAX_ITEMS = 64
 _Checked = TypeVar("_Checked", bound=Message)
@@ -124,7 +129,7 @@ def _text(value: object, name: str, limit: int) -> str:
 def _name(value: object, name: str, *, empty_allowed: bool = False) -> str:
     text = _text(value, name, _NAME_CHARS)
     if not (_NAME.fullmatch(text) or (empty_allowed and not text)):
-        raise ProtocolError(f"{name} must be a name of letters, digits and . _ : - that is not empty.")
+        raise ProtocolError(f"{name} must be a name of letters, digits and . _ : + - that is not empty.")
     return text
 
 
@@ -166,6 +171,25 @@ def _span(start: object, count: int, name: str) -> int:
 # Checks of whole messages.
 
 
+def _options(value: object) -> tuple[tuple[str, OptionValue], ...]:
+    """Names and values of options; what they mean is for the strategy to say."""
+    found: dict[str, OptionValue] = {}
+    for pair in _row(value, "settings.options", MAX_OPTIONS):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ProtocolError("settings.options must hold pairs of a name and a value.")
+        name, option = pair
+        _text(name, "settings.options", MAX_OPTION_CHARS)
+        if not _OPTION_NAME.fullmatch(name) or name in found:
+            raise ProtocolError("settings.options must have names of a-z, 0-9 and _, each of them once.")
+        if type(option) is str:
+            found[name] = _text(option, "settings.options", MAX_OPTION_CHARS)
+        elif type(option) is int:
+            found[name] = _whole(option, "settings.options", -(1 << 53), 1 << 53)
+        else:
+            found[name] = _real(option, "settings.options", -1e12, 1e12)
+    return tuple(found.items())
+
+
 def _check_settings(settings: object) -> Settings:
     if not isinstance(settings, Settings):
         raise ProtocolError(f"open.settings must be settings, got {_shown(settings)}.")
@@ -185,6 +209,7 @@ def _check_settings(settings: object) -> Settings:
         action=_choice(settings.action, "settings.action", ACTIONS),
         payload=_choice(settings.payload, "settings.payload", PAYLOADS),
         injection=_flag(settings.injection, "settings.injection"),
+        options=_options(settings.options),
     )
 
 
@@ -366,6 +391,22 @@ def _to_map(message: Any) -> dict[str, Any]:
     return {field.name: getattr(message, field.name) for field in fields(message)}
 
 
+def _settings_map(settings: Settings) -> dict[str, Any]:
+    """All fields; no options are no field, so that a cloud of an older version understands them too."""
+    found = _to_map(settings)
+    options = dict(found.pop("options"))
+    return found | ({"options": options} if options else {})
+
+
+def _settings_from(value: object) -> Settings:
+    # A device of an older version sends no options.
+    given = {"options": {}} | value if type(value) is dict else value
+    found = _from_map(given, Settings, "open.settings")
+    if type(found["options"]) is not dict:
+        raise ProtocolError(f"settings.options must be a map, got {_shown(found['options'])}.")
+    return Settings(**found | {"options": tuple(found["options"].items())})
+
+
 def _from_map(value: object, kind: type, name: str) -> dict[str, Any]:
     if type(value) is not dict:
         raise ProtocolError(f"{name} must be a map of its fields, got {_shown(value)}.")
@@ -383,7 +424,7 @@ def _to_array(message: Message) -> list[Any]:
     match message:
         case Open():
             packed = {
-                "settings": _to_map(message.settings),
+                "settings": _settings_map(message.settings),
                 "history": _pack_ids(message.history),
                 "history_decided": _pack_small(message.history_decided, 2),
             }
@@ -405,7 +446,7 @@ def _to_array(message: Message) -> list[Any]:
 
 def _open_from(values: list[Any]) -> Open:
     found = _from_map(values[0], Open, "open")
-    settings = Settings(**_from_map(found["settings"], Settings, "open.settings"))
+    settings = _settings_from(found["settings"])
     history = _unpack_ids(found["history"], "open.history")
     # No deciders at all is no bytes; otherwise there is one for each id.
     count = len(history) if found["history_decided"] else 0

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+#: What an option of a strategy may be: a number or a word.
+OptionValue = int | float | str
+
 #: WebSocket subprotocol and version of every message in this module.
 SUBPROTOCOL = "ciar.v1"
 #: Largest frame either side accepts, in bytes.
@@ -35,6 +38,8 @@ class Settings:
             ``verify`` accepts or rejects the device's (speculative sampling).
         payload: ``ids`` (token ids alone) or ``features`` (int8 interval features as well).
         injection: whether the cloud adds interval features to the embeddings of accepted tokens.
+        options: names and values of the strategy's own options, each name once; what is left out has
+            the strategy's default. Devices and clouds that know no options leave the field out.
     """
 
     strategy: str
@@ -49,6 +54,7 @@ class Settings:
     action: str = "replace"
     payload: str = "ids"
     injection: bool = True
+    options: tuple[tuple[str, OptionValue], ...] = ()
 
 
 @dataclass(frozen=True)

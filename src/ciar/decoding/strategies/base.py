@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from ciar.decoding.strategy import (
-    CloudHalf,
-    CloudRun,
-    Commit,
-    DeviceHalf,
-    DeviceRun,
-    Receive,
-    Send,
-    Strategy,
-    register,
-)
+from ciar.decoding.halves import CHUNK, listen, make_patch, stream
+from ciar.decoding.strategy import CloudHalf, CloudRun, DeviceHalf, DeviceRun, Strategy, register
 from ciar.decoding.verify import sample_own
-from ciar.ledger import DECIDERS
-from ciar.protocol.messages import Draft, Patch
+from ciar.protocol.messages import Draft
 
-#: Tokens between two patches, so that a preview can grow while the cloud goes on.
-CHUNK = 16
+__all__ = ["CHUNK", "Base", "make_patch"]
 
 
 @register
@@ -27,30 +16,11 @@ class Base(Strategy):
     summary = "plain AR in the cloud, one pass a token"
     source = "LlamaGen, arXiv 2406.06525"
     exact = True
+    training = "none"
     uses_device = False
 
     def device(self, run: DeviceRun) -> DeviceHalf:
-        """Asks for everything at once and takes the patches as they come."""
-        yield Send(Draft(run.next_step(), len(run.tokens), want=run.total - len(run.tokens)))
-        while len(run.tokens) < run.total:
-            patch: Patch = yield Receive(critical=not run.tokens)
-            run.apply(patch)
-            yield Commit(len(run.tokens))
+        return listen(run)
 
     def cloud(self, run: CloudRun, draft: Draft) -> CloudHalf:
-        end = draft.start + draft.want
-        while len(run.tokens) < end:
-            start = len(run.tokens)
-            yield from sample_own(run, min(CHUNK, end - start), "prefix")
-            yield make_patch(run, draft, start)
-
-
-def make_patch(run: CloudRun, draft: Draft, start: int) -> Patch:
-    """The patch that tells the device all tokens from ``start`` on."""
-    return Patch(
-        step=draft.step,
-        start=start,
-        ids=tuple(run.tokens[start:]),
-        decided=tuple(DECIDERS.index(d) for d in run.decided[start:]),
-        horizon=len(run.tokens),
-    )
+        return stream(run, draft, lambda: sample_own(run, 1))

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ciar.decoding.halves import make_patch
 from ciar.decoding.sampling import choose, residual
-from ciar.decoding.strategies.base import make_patch
 from ciar.decoding.strategy import (
     CloudHalf,
     CloudRun,
@@ -38,6 +38,7 @@ class Ciar(Strategy):
     name = "ciar"
     summary = "certain tokens stay on the device, uncertain ones go to the cloud one at a time"
     source = "CIAR, arXiv 2603.25463"
+    drift = "TV(p, q) at a token that the device keeps; with injection, the features' effect besides"
     injects = True
 
     def device(self, run: DeviceRun) -> DeviceHalf:
@@ -87,7 +88,7 @@ class Ciar(Strategy):
     def _verify(self, run: CloudRun, proposal: int, law: Tensor) -> Generator[DeviceLaw, Tensor, None]:
         """Speculative sampling (arXiv 2211.17192) against the cloud's copy of the device law."""
         position = len(run.tokens)
-        device_law = yield DeviceLaw(position)
+        device_law = (yield DeviceLaw(position))[0]
         p, q = float(law[proposal]), float(device_law[proposal])
         # A token that the device cannot have drawn is refused, even where both laws exclude it.
         ratio = math.exp(min(0.0, p - q)) if q > -math.inf else 0.0
