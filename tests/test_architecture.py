@@ -30,9 +30,11 @@ ALLOWED: dict[str, set[str]] = {
     "serving": {"cloud", "transport", "protocol"},
     "training": {"intervals", "models", "decoding", "noise", "ledger", "protocol", "evaluation"},
     "evaluation": {"intervals", "models", "ledger"},
-    "pipeline": ALL - {"cli", "pipeline", "bench", "quality", "serving", "training"},
-    "bench": ALL - {"cli", "bench", "quality", "serving", "training"},
-    "quality": ALL - {"cli", "bench", "quality", "pipeline", "serving", "device", "cloud", "transport"},
+    "pipeline": ALL - {"cli", "pipeline", "bench", "compare", "quality", "serving", "training"},
+    "bench": ALL - {"cli", "bench", "compare", "quality", "serving", "training"},
+    "quality": ALL
+    - {"cli", "bench", "compare", "quality", "pipeline", "serving", "device", "cloud", "transport"},
+    "compare": ALL - {"cli", "bench", "compare", "serving"},
     "cli": ALL | {"bench"},
     "__main__": {"cli"},
     # The public names, looked up when they are asked for.

@@ -64,13 +64,14 @@ def test_uploads_go_from_all_but_the_prefix_to_none(
 ) -> None:
     settings = {"strategy": "ciar", "prefix_rate": prefix_rate, "injection": injection}
     everything = Run("all", settings, ThresholdConfig(value=0.0))
-    _, cost = make_pictures(tiny_bundle, PROMPTS, everything)
-    assert cost["uploads"] == 1.0 - prefix_rate
-    assert cost["passes"] >= 1.0
+    made = make_pictures(tiny_bundle, PROMPTS, everything)
+    assert made.mean(lambda ledger: ledger.upload_share) == 1.0 - prefix_rate
+    assert made.mean(lambda ledger: ledger.cloud_call_share) >= 1.0
     nothing = Run("none", settings, ThresholdConfig(value=math.inf))
-    _, cost = make_pictures(tiny_bundle, PROMPTS, nothing)
-    assert cost["uploads"] == 0.0
-    assert cost["passes"] == max(1.0, prefix_rate * 16) / 16  # the prefill gives the first token
+    made = make_pictures(tiny_bundle, PROMPTS, nothing)
+    assert made.mean(lambda ledger: ledger.upload_share) == 0.0
+    # The prefill gives the first token.
+    assert made.mean(lambda ledger: ledger.cloud_call_share) == max(1.0, prefix_rate * 16) / 16
 
 
 @pytest.mark.parametrize("score", ["interval", "entropy", "margin"])
@@ -79,20 +80,27 @@ def test_a_budget_is_met_whatever_the_score(
     tiny_bundle: Bundle, score: str, share: float, asked: int
 ) -> None:
     run = Run(score, {"strategy": "ciar"}, ThresholdConfig(kind="budget", share=share), score)
-    assert make_pictures(tiny_bundle, PROMPTS, run)[1]["uploads"] == asked / 16
+    made = make_pictures(tiny_bundle, PROMPTS, run)
+    assert made.mean(lambda ledger: ledger.upload_share) == asked / 16
 
 
 def test_plain_ar_takes_one_pass_a_token(tiny_bundle: Bundle) -> None:
-    pixels, cost = make_pictures(tiny_bundle, PROMPTS, BASE)
-    assert cost == {"uploads": 0.0, "passes": 1.0, "rows": 2.0}  # guidance doubles the rows
-    assert (pixels.shape, pixels.dtype) == ((5, 16, 16, 3), np.uint8)
+    made = make_pictures(tiny_bundle, PROMPTS, BASE)
+    for ledger in made.ledgers:
+        assert (ledger.upload_share, ledger.cloud_passes, ledger.token_rows) == (
+            0.0,
+            16,
+            32,
+        )  # guided: two rows
+    assert (made.pixels.shape, made.pixels.dtype) == ((5, 16, 16, 3), np.uint8)
+    assert made.tokens.shape == (5, 16)
 
 
 @pytest.mark.parametrize("strategy", ["base", "ciar"])
 def test_picture_i_is_the_lone_picture_of_seed_plus_i(tiny_bundle: Bundle, strategy: str) -> None:
     notes: list[str] = []
     run = Run("x", {"strategy": strategy})
-    pixels, _ = make_pictures(tiny_bundle, PROMPTS, run, seed=40, batch=2, note=notes.append)
+    pixels = make_pictures(tiny_bundle, PROMPTS, run, seed=40, batch=2, note=notes.append).pixels
     assert notes == ["x: 2 of 5 pictures", "x: 4 of 5 pictures", "x: 5 of 5 pictures"]
     pipe = Pipeline(tiny_bundle)
     for i, prompt in enumerate(PROMPTS):
@@ -118,7 +126,7 @@ def test_the_first_run_is_the_yardstick(
     assert [row.label for row in judged] == ["base", "again", "device"]
     assert first.frechet_change is None
     assert first.retrieval_change is None
-    np.testing.assert_array_equal(first.pixels, again.pixels)
+    np.testing.assert_array_equal(first.made.pixels, again.made.pixels)
     assert first.frechet == again.frechet > 0.0
     for change in (again.frechet_change, again.retrieval_change):
         assert (change.value, change.low, change.high, change.count) == (0.0, 0.0, 0.0, 20)
@@ -128,7 +136,7 @@ def test_the_first_run_is_the_yardstick(
     change = 100.0 * (device.retrieval - first.retrieval)
     assert device.retrieval_change.value == pytest.approx(change, abs=1e-9)
     for row in judged:
-        own = image_features(the_judge.encoder, row.pixels)
+        own = image_features(the_judge.encoder, row.made.pixels)
         assert row.frechet == pytest.approx(frechet_distance(generated=own, real=the_judge.real).value)
         assert 0.0 <= row.retrieval <= 1.0
     assert (first.passes, device.passes) == (1.0, 0.0)

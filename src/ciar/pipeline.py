@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +18,16 @@ import torch
 from PIL import Image
 
 from ciar.cloud.sessions import Cloud
-from ciar.decoding.sampling import SamplingLaw
+from ciar.decoding.options import default_settings, law_of
 from ciar.decoding.strategy import get_strategy
 from ciar.device.session import DeviceSession
 from ciar.errors import InputError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Ledger
-from ciar.models.bundle import Bundle, load_bundle
-from ciar.models.text import clean_prompt
+from ciar.models.bundle import Bundle
+from ciar.models.loading.open import open_bundle
 from ciar.models.vq import to_uint8
-from ciar.protocol.messages import MAX_PROMPT_CHARS, Open, Settings
+from ciar.protocol.messages import MAX_PROMPT_CHARS, Open, OptionValue, Settings
 from ciar.transport.base import Transport
 from ciar.transport.inprocess import InProcessTransport
 from ciar.transport.websocket import WebSocketTransport
@@ -82,21 +82,35 @@ class Pipeline:
         cloud: str | None = None,
         token: str | None = None,
         device: str = "cpu",
+        device_model: str | None = None,
+        weights: str | Path | Sequence[str | Path] | None = None,
+        dtype: str | None = None,
     ) -> Pipeline:
-        """A pipeline on an embedded backbone or a folder.
+        """A pipeline on an embedded backbone, a folder, or a preset with the public files.
 
         Args:
-            name_or_folder: ``emoji``, or a folder with config and weights.
+            name_or_folder: ``emoji``, a folder with config and weights, or a preset's name.
             cloud: ``ws://host:port`` of a ``ciar serve``; None runs the cloud in this process.
             token: access token of that server.
             device: torch device of the models here.
+            device_model: which of the backbone's device models; None is its default.
+            weights: for a preset: its files, model folders, or a folder of them (``ciar convert``).
+            dtype: ``float32`` or ``bfloat16`` for the cloud model; None is the backbone's.
         """
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"Device {device!r} is not usable here ({error}). Try cpu.") from None
         transport = WebSocketTransport(cloud, token=token) if cloud else None
-        return cls(load_bundle(name_or_folder, device), transport)
+        bundle = open_bundle(name_or_folder, weights, device, dtype)
+        if device_model is not None:
+            known = bundle.config.get("devices", {})
+            if device_model not in known:
+                raise InputError(
+                    f"{bundle.name} has no device model {device_model!r}. It has: {', '.join(sorted(known))}."
+                )
+            bundle.defaults = bundle.defaults.with_device(device_model)
+        return cls(bundle, transport)
 
     @property
     def transport(self) -> Transport:
@@ -118,12 +132,14 @@ class Pipeline:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        threshold: float | None = None,
+        score: str | None = None,
+        threshold: float | ThresholdConfig | None = None,
         prefix_rate: float | None = None,
         window: int | None = None,
         action: Literal["replace", "verify"] | None = None,
         payload: Literal["ids", "features"] | None = None,
         injection: bool | None = None,
+        options: Mapping[str, OptionValue] | None = None,
         callback_on_step_end: Callback | None = None,
         output_type: Literal["pil", "np", "tokens"] = "pil",
     ) -> PipelineOutput:
@@ -140,12 +156,15 @@ class Pipeline:
             seed: 0 to 2**64 - 1; None and no generator draws a fresh one.
             strategy: see ``ciar strategies``.
             temperature, top_k, top_p: sampling law of both models; None is the backbone's.
-            threshold: the gate's threshold; 0 uploads everything.
+            score: the gate's score, see ``ciar strategies --gates``; None is the backbone's.
+            threshold: the gate's threshold, a number (0 uploads everything) or a rule. None is the one
+                that is calibrated for the score, or where there is none, a budget of the same share.
             prefix_rate: share of the tokens that the cloud makes first.
             window: tokens a request of windowed strategies.
             action: what the cloud does with an uncertain token.
             payload: what travels.
             injection: whether interval features are added in the cloud.
+            options: the strategy's own settings by name; see docs/strategies.md.
             callback_on_step_end: called after each decided token.
             output_type: ``pil``, ``np`` or ``tokens``.
 
@@ -163,36 +182,43 @@ class Pipeline:
             raise InputError(f"output_type is {output_type!r}; it must be pil, np or tokens.")
         chosen = get_strategy(strategy)
         defaults = self.bundle.defaults
-        settings = Settings(
-            strategy=strategy,
+        asked: dict[str, Any] = {
+            "guidance": guidance_scale,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "prefix_rate": prefix_rate,
+            "window": window,
+            "action": action,
+            "payload": payload,
+            "injection": injection,
+        }
+        settings = replace(
+            default_settings(defaults, strategy),
             seed=draw_seed(seed, generator),
-            guidance=defaults.guidance if guidance_scale is None else guidance_scale,
-            temperature=defaults.temperature if temperature is None else temperature,
-            top_k=defaults.top_k if top_k is None else top_k,
-            top_p=defaults.top_p if top_p is None else top_p,
-            prefix_rate=defaults.prefix_rate if prefix_rate is None else prefix_rate,
-            window=defaults.window if window is None else window,
-            action=action or "replace",
-            payload=payload or "ids",
-            injection=defaults.injection if injection is None else injection,
+            options=tuple((options or {}).items()),
+            **{name: value for name, value in asked.items() if value is not None},
         )
         check_settings(settings)
-        gate = defaults.threshold
-        if threshold is not None:
+        score = defaults.score if score is None else score
+        gate = defaults.threshold_for(score)
+        if isinstance(threshold, ThresholdConfig):
+            gate = threshold
+        elif threshold is not None:
             if math.isnan(threshold) or threshold < 0:
                 raise InputError(f"threshold is {threshold}; it must be 0 (upload everything) or more.")
             # A score may be negative, and 0 means that everything is uploaded.
-            gate = ThresholdConfig(kind="fixed", value=threshold or -math.inf)
+            gate = ThresholdConfig(kind="fixed", value=threshold or -math.inf, share=gate.share)
         out = PipelineOutput()
         jobs = [(text, i) for text in prompts for i in range(num_images_per_prompt)]
         for number, (text, image) in enumerate(jobs):
             began = time.perf_counter()
-            here = Settings(**{**settings.__dict__, "image": image})
+            here = replace(settings, image=image)
             opening = Open(
                 backbone=self.bundle.name,
                 weights=self.bundle.weights,
-                prompt=_travelling(text),
-                negative_prompt=_travelling(negative_prompt) if negative_prompt else "",
+                prompt=self._travelling(text),
+                negative_prompt=self._travelling(negative_prompt) if negative_prompt else "",
                 settings=here,
             )
             features = self.bundle.text.encode(text)
@@ -203,7 +229,7 @@ class Pipeline:
                 opening,
                 features,
                 gate,
-                defaults.score,
+                score,
                 self.transport if chosen.uses_cloud else None,
             )
 
@@ -231,6 +257,10 @@ class Pipeline:
             out.strategies.append(strategy)
         return out
 
+    def _travelling(self, prompt: str) -> str:
+        """What is sent of a prompt: as much as the text encoder reads, which warns of what it cuts."""
+        return self.bundle.text.prepare(prompt)[:MAX_PROMPT_CHARS]
+
     def _picture(self, tokens: list[int], output_type: str) -> Any:
         pixels = self.decode([tokens])[0]
         return Image.fromarray(pixels) if output_type == "pil" else pixels
@@ -240,11 +270,6 @@ class Pipeline:
         """Pixels of codes: [pictures][tokens] to uint8 [pictures, height, width, 3]."""
         codes = torch.tensor(tokens, device=self.bundle.device)
         return to_uint8(self.bundle.vq.decode(codes)).cpu().numpy()
-
-
-def _travelling(prompt: str) -> str:
-    """What is sent of a prompt: as much as the text encoder reads, which warns of what it cuts."""
-    return clean_prompt(prompt)[:MAX_PROMPT_CHARS]
 
 
 def draw_seed(seed: int | None, generator: torch.Generator | None) -> int:
@@ -268,7 +293,8 @@ def check_settings(settings: Settings) -> None:
     Raises:
         InputError: names the setting and its range.
     """
-    SamplingLaw(settings.temperature, settings.top_k, settings.top_p)
+    get_strategy(settings.strategy).values(settings)
+    law_of(settings)
     if not (math.isfinite(settings.guidance) and settings.guidance >= 0):
         raise InputError(f"guidance_scale is {settings.guidance}; it must be 0 or more.")
     if not 0 <= settings.prefix_rate <= 1:

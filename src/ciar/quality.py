@@ -8,15 +8,20 @@ with paired bootstrap intervals.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ciar.decoding.batch import Batch
+from ciar.decoding.batch import Batch, BatchPicture
+from ciar.decoding.codebook import Codebook
 from ciar.decoding.gate import SCORE_NAMES
+from ciar.decoding.options import default_settings, law_of
+from ciar.decoding.oracle import Oracle
+from ciar.decoding.scorer import scoring_of
 from ciar.decoding.strategy import get_strategy
 from ciar.errors import DataError, InputError
 from ciar.evaluation.bootstrap import Estimate, paired_frechet_change, paired_retrieval_difference
@@ -24,11 +29,11 @@ from ciar.evaluation.features import caption_features, image_features
 from ciar.evaluation.frechet import frechet_distance
 from ciar.evaluation.retrieval import retrieval_accuracy
 from ciar.intervals.thresholds import ThresholdConfig
+from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle
 from ciar.models.dual_encoder import DualEncoder
 from ciar.models.text import StaticTextEncoder
 from ciar.models.vq import to_uint8
-from ciar.protocol.messages import Settings
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,34 @@ class Run:
     Attributes:
         label: what tables call it.
         settings: changes to the backbone's settings.
-        threshold: the gate; None is the backbone's.
-        score: the gate's score; None is the backbone's.
+        threshold: the gate; None is the backbone's for the score.
+        score: the gate's score; None is the backbone's. ``oracle`` is the true distance to the cloud's
+            law, the upper bound of any gate; it needs a threshold.
     """
 
     label: str
     settings: dict[str, Any]
     threshold: ThresholdConfig | None = None
     score: str | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """Pictures of one setting.
+
+    Attributes:
+        pixels: uint8 [pictures, height, width, 3].
+        tokens: int64 [pictures, tokens].
+        ledgers: what each cost; a batch has no wire, so there are no bytes and no milliseconds.
+    """
+
+    pixels: np.ndarray
+    tokens: Tensor
+    ledgers: list[Ledger]
+
+    def mean(self, figure: Callable[[Ledger], float]) -> float:
+        """Mean of a figure of the ledgers."""
+        return float(np.mean([figure(ledger) for ledger in self.ledgers]))
 
 
 @dataclass
@@ -61,18 +86,27 @@ class Judged:
         retrieval: top-1 accuracy among 100 captions.
         frechet_change: relative change against the first run, with its interval.
         retrieval_change: change against the first run in points, with its interval.
-        pixels: uint8 [pictures, height, width, 3].
+        made: the pictures.
     """
 
     label: str
-    uploads: float
-    passes: float
-    rows: float
     frechet: float
     retrieval: float
+    made: Made
     frechet_change: Estimate | None = None
     retrieval_change: Estimate | None = None
-    pixels: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def uploads(self) -> float:
+        return self.made.mean(lambda ledger: ledger.upload_share)
+
+    @property
+    def passes(self) -> float:
+        return self.made.mean(lambda ledger: ledger.cloud_call_share)
+
+    @property
+    def rows(self) -> float:
+        return self.made.mean(lambda ledger: ledger.token_rows / ledger.tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure; intervals as [value, low, high]."""
@@ -98,6 +132,8 @@ def check_runs(runs: Sequence[Run]) -> None:
     """
     for run in runs:
         get_strategy(run.settings.get("strategy", "base"))
+        if run.score == "oracle" and run.threshold is not None:
+            continue
         if run.score is not None and run.score not in SCORE_NAMES:
             raise InputError(
                 f"There is no score {run.score!r}. The scores are: {', '.join(sorted(SCORE_NAMES))}."
@@ -112,28 +148,18 @@ def make_pictures(
     seed: int = 0,
     batch: int = 64,
     note: Callable[[str], None] | None = None,
-) -> tuple[np.ndarray, dict[str, float]]:
-    """Pictures of prompts by one setting; picture i has seed ``seed + i``.
-
-    Returns:
-        uint8 [pictures, height, width, 3], and mean uploads, passes and rows a token.
-    """
+) -> Made:
+    """Pictures of prompts by one setting; picture i has seed ``seed + i``."""
     defaults = bundle.defaults
-    base = Settings(
-        strategy="base",
-        guidance=defaults.guidance,
-        temperature=defaults.temperature,
-        top_k=defaults.top_k,
-        top_p=defaults.top_p,
-        prefix_rate=defaults.prefix_rate,
-        window=defaults.window,
-        injection=defaults.injection,
-    )
+    base = default_settings(defaults, "base")
     strategy = get_strategy(run.settings.get("strategy", "base"))
-    threshold = run.threshold or defaults.threshold
+    score = run.score or defaults.score
+    threshold = run.threshold or defaults.threshold_for(score)
+    scoring = scoring_of(bundle, score, threshold.share)
     device = bundle.device_model if strategy.uses_device else None
+    codebook = Codebook(bundle.vq.quantize.unit_codes().detach())
     pixels: list[np.ndarray] = []
-    sums = {"uploads": 0.0, "passes": 0.0, "rows": 0.0}
+    done: list[BatchPicture] = []
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
         texts = [bundle.text.encode(prompt) for prompt in part]
@@ -143,6 +169,9 @@ def make_pictures(
         settings = [replace(base, **run.settings, seed=seed + start + i) for i in range(len(part))]
         judged = bundle.total - int(settings[0].prefix_rate * bundle.total)
         gates = [threshold.start(judged) for _ in part]
+        if score == "oracle":
+            oracle = Oracle(bundle.gpt, features, mask, settings[0].guidance, law_of(settings[0]))
+            scoring = replace(scoring, oracle=oracle)
         pictures = Batch(
             bundle.gpt if strategy.uses_cloud else None,
             device,
@@ -151,18 +180,17 @@ def make_pictures(
             settings,
             strategy,
             list(gates),
-            run.score or defaults.score,
+            scoring,
+            codebook,
         ).run()
-        for picture in pictures:
-            sums["uploads"] += picture.ledger.upload_share
-            sums["passes"] += picture.ledger.cloud_call_share
-            sums["rows"] += picture.ledger.token_rows / picture.ledger.tokens
         with torch.inference_mode():
             codes = torch.tensor([picture.tokens for picture in pictures])
             pixels.append(to_uint8(bundle.vq.decode(codes)).numpy())
+        done += pictures
         if note is not None:
             note(f"{run.label}: {start + len(part)} of {len(prompts)} pictures")
-    return np.concatenate(pixels), {name: total / len(prompts) for name, total in sums.items()}
+    tokens = torch.tensor([picture.tokens for picture in done])
+    return Made(np.concatenate(pixels), tokens, [picture.ledger for picture in done])
 
 
 @dataclass
@@ -231,8 +259,8 @@ def judge(
     first_features: np.ndarray | None = None
     first_correct: np.ndarray | None = None
     for run in runs:
-        pixels, cost = make_pictures(bundle, prompts, run, seed=seed, batch=batch, note=note)
-        features = image_features(the_judge.encoder, pixels)
+        made = make_pictures(bundle, prompts, run, seed=seed, batch=batch, note=note)
+        features = image_features(the_judge.encoder, made.pixels)
         retrieval = retrieval_accuracy(
             pictures=features,
             own_captions=captions,
@@ -240,15 +268,8 @@ def judge(
             pool=the_judge.pool,
             pool_names=the_judge.pool_names,
         )
-        judged = Judged(
-            run.label,
-            cost["uploads"],
-            cost["passes"],
-            cost["rows"],
-            frechet_distance(generated=features, real=the_judge.real).value,
-            float(np.mean(retrieval.correct)),
-            pixels=pixels,
-        )
+        distance = frechet_distance(generated=features, real=the_judge.real).value
+        judged = Judged(run.label, distance, float(np.mean(retrieval.correct)), made)
         if first_features is None or first_correct is None:
             first_features, first_correct = features, retrieval.correct
         else:
@@ -368,13 +389,13 @@ def draw_sheets(backbone: str, data: Path, out: Path, seed: int) -> list[Path]:
     held_prompts = [plain_caption(icons[i], style=False) for i in chosen]
     for label, prompts in (("training", list(SHEET_PROMPTS)), ("held-out", held_prompts)):
         for strategy in ("base", "ciar"):
-            pixels, _ = make_pictures(bundle, prompts, Run(strategy, {"strategy": strategy}), seed=seed)
+            pixels = make_pictures(bundle, prompts, Run(strategy, {"strategy": strategy}), seed=seed).pixels
             sheets[f"{label}-{strategy}.png"] = contact_sheet(
                 list(zip(prompts, pixels, strict=True)), title=f"{label} names, {strategy}, seed {seed}"
             )
     for scale in (1.0, 3.0, 6.0):
         run = Run("base", {"strategy": "base", "guidance": scale})
-        pixels, _ = make_pictures(bundle, SHEET_PROMPTS[:12], run, seed=seed)
+        pixels = make_pictures(bundle, SHEET_PROMPTS[:12], run, seed=seed).pixels
         sheets[f"guidance-{scale:g}.png"] = contact_sheet(
             list(zip(SHEET_PROMPTS[:12], pixels, strict=True)), title=f"guidance {scale:g}"
         )

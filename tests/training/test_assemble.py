@@ -11,10 +11,13 @@ from safetensors.torch import load_file
 from tiny import TINY_GPT, TINY_VQ
 from tiny_run import write_tiny_stages
 
+from ciar.decoding.gate import LAW_SCORES
+from ciar.decoding.scorer import scoring_of
 from ciar.errors import CheckpointError, DataError
+from ciar.intervals.learned import LearnedGate
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import load_bundle
-from ciar.models.checkpoint import check_manifest
+from ciar.models.checkpoint import check_manifest, save_tensors
 from ciar.models.text import StaticTextEncoder
 from ciar.pipeline import Pipeline
 from ciar.training.assemble import assemble
@@ -85,6 +88,27 @@ def test_a_gate_may_switch_injection_off(work: Path, tmp_path: Path) -> None:
     add_gate(work, injection=False)
     assemble(work, tmp_path / "out")
     assert load_bundle(tmp_path / "out").defaults.injection is False
+
+
+def test_every_threshold_and_the_learned_gate_are_packed(work: Path, tmp_path: Path) -> None:
+    thresholds = {"margin": {"value": -0.3, "share": 0.22}, "u-hlm": {"kind": "budget", "share": 0.22}}
+    add_gate(work, thresholds=thresholds, budget=0.2)
+    torch.manual_seed(0)
+    gate = LearnedGate(TINY_GPT.dim, len(LAW_SCORES))
+    save_tensors(gate, work / "gate" / "gate.safetensors")
+    assemble(work, tmp_path / "out")
+    bundle = load_bundle(tmp_path / "out")
+    assert bundle.defaults.share == 0.2
+    assert bundle.defaults.threshold_for("margin") == ThresholdConfig(value=-0.3, share=0.22)
+    assert bundle.defaults.threshold_for("u-hlm").kind == "budget"
+    packed = scoring_of(bundle, "learned").learned
+    assert packed is not None
+    for name, value in gate.state_dict().items():
+        assert torch.equal(packed.state_dict()[name], value)
+    assert check_manifest(tmp_path / "out") == []
+    save_tensors(LearnedGate(7, len(LAW_SCORES)), work / "gate" / "gate.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        assemble(work, tmp_path / "other")
 
 
 def test_packing_again_gives_the_same_folder(work: Path, tmp_path: Path) -> None:

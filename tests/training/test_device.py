@@ -16,6 +16,7 @@ from ciar.training.captions import CaptionBank
 from ciar.training.data.emoji import Icon
 from ciar.training.device import DeviceTask, DeviceTrainConfig, FeatureTask, agreement, start_from_cloud
 from ciar.training.loop import LoopConfig, train
+from ciar.training.losses import Target, coverage_loss
 from ciar.training.teacher import TeacherSet, build_teacher_set, guided_logits
 
 ICONS = [Icon(name, "a", "train", ()) for name in ("red-cat", "dog", "smiling-sun", "car", "red-car", "cat")]
@@ -71,6 +72,25 @@ def test_two_layers_start_alike() -> None:
 
 
 # --- distillation ----------------------------------------------------------------------------------------
+
+
+def test_what_comes_before_the_first_learned_position_is_not_learned(teacher: TeacherSet) -> None:
+    device = fresh_device()
+    start_from_cloud(device, CLOUD)
+    rows = torch.arange(4)
+    features, mask = BANK.mixed(PICTURES[rows])
+    target = teacher.target(rows)
+    losses = {}
+    for first in (0, 5, 15):
+        task = DeviceTask(device, teacher, None, teacher, BANK, replace(SETTINGS, first=first), LOOP)
+        losses[first], _ = task.batch_loss(features, mask, CODES[rows], *target)
+    law = device.head(device.trunk.train_hidden(features, mask, CODES[rows, :-1]))
+    losses = {first: loss.detach() for first, loss in losses.items()}
+    for first, loss in losses.items():
+        kept = Target(*(x.reshape(4, 16, -1)[:, first:].flatten(0, 1) for x in target))
+        own = (x.detach()[:, first:].flatten(0, 1) for x in law)
+        torch.testing.assert_close(loss, coverage_loss(*own, kept, SETTINGS.coverage)[0])
+    assert len({round(float(loss), 6) for loss in losses.values()}) == 3
 
 
 def test_agreement_is_the_definition(teacher: TeacherSet) -> None:

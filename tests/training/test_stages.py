@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 from ciar.cli.main import main
 from ciar.cli.train import STAGES
+from ciar.decoding.gate import SCORE_NAMES
 from ciar.decoding.strategy import all_strategies
-from ciar.intervals.scores import SCORES
+from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import load_bundle
 from ciar.models.checkpoint import check_manifest
 from ciar.models.text import StaticTextEncoder
@@ -60,12 +61,12 @@ def write_data(work: Path) -> None:
 
 
 def stage(name: str, work: Path, *options: str) -> int:
-    profile = () if name in ("codes", "gate", "assemble") else ("--profile", "tiny")
+    profile = () if name in ("codebook", "codes", "gate", "assemble") else ("--profile", "tiny")
     return main(["train", name, "--work", str(work), *profile, *options])
 
 
 #: What follows data and text, in order.
-ORDER = ("tokenizer", "codes", "backbone", "device", "gate", "dual-encoder", "assemble")
+ORDER = ("tokenizer", "codebook", "codes", "backbone", "device", "gate", "dual-encoder", "assemble")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("run") / "tiny"
     write_data(work)
     for name in ORDER:
-        options = ("--pictures", "4") if name == "gate" else ()
+        options = ("--pictures", "4", "--learn", "8", "--rounds", "2") if name == "gate" else ()
         assert stage(name, work, *options) == 0, name
     return work
 
@@ -97,6 +98,9 @@ def test_the_assembled_backbone_draws(trained: Path) -> None:
     assert bundle.defaults.score == gate["score"]
     assert bundle.defaults.threshold.value == pytest.approx(gate["threshold"]["value"])
     assert bundle.defaults.top_k == 64
+    thresholds = {name: ThresholdConfig.from_dict(one) for name, one in gate["thresholds"].items()}
+    assert bundle.defaults.thresholds == thresholds
+    assert bundle.defaults.share == gate["budget"]
     pipe = Pipeline.from_pretrained(folder)
     found: dict[str, list[list[int]]] = {}
     for strategy in all_strategies():
@@ -104,6 +108,8 @@ def test_the_assembled_backbone_draws(trained: Path) -> None:
         assert [picture.size for picture in out.images] == [(16, 16)] * 2
         found[strategy.name] = out.tokens
     assert found["lossless"] == found["base"]
+    learned = pipe("a red ball", seed=1, score="learned", output_type="tokens")
+    assert len(learned.tokens[0]) == 4
 
 
 def test_what_each_stage_leaves(trained: Path) -> None:
@@ -115,15 +121,29 @@ def test_what_each_stage_leaves(trained: Path) -> None:
         assert all(np.isfinite(line["loss"]) for line in lines), name
         assert lines[-1]["rate"] > 0
     gate = json.loads((trained / "gate" / "gate.json").read_text())
-    assert set(gate["scores"]) == {*SCORES, "oracle"}
-    assert gate["score"] in SCORES
+    assert set(gate["scores"]) == {*SCORE_NAMES, "oracle"}
+    assert gate["score"] in SCORE_NAMES
+    assert set(gate["thresholds"]) == set(SCORE_NAMES)
+    assert gate["thresholds"][gate["score"]] == gate["threshold"]
+    assert all(gate["scores"][name]["microseconds"] > 0 for name in SCORE_NAMES)
     assert 0 <= gate["greedy_agreement"] <= 1
     assert 0 <= gate["mean_tv"] <= 1
 
 
+def test_the_refilled_codebook_is_the_one_that_is_used(trained: Path) -> None:
+    codes = np.load(trained / "codes" / "codes.npy")
+    plain, refilled = (load_file(trained / f / "vq.safetensors") for f in ("tokenizer", "codebook"))
+    name = "quantize.embedding.weight"
+    moved = (plain[name] != refilled[name]).any(dim=1).nonzero().squeeze(1)
+    assert len(moved)
+    assert len(np.intersect1d(codes, moved.numpy()))
+    others = [other for other in plain if other != name]
+    assert all(torch.equal(plain[other], refilled[other]) for other in others)
+
+
 def test_storing_narrow_loses_little(trained: Path) -> None:
     """The folder that ships holds half of the bytes and the same model."""
-    for stem, home in (("gpt", "backbone"), ("vq", "tokenizer"), ("device", "device")):
+    for stem, home in (("gpt", "backbone"), ("vq", "codebook"), ("device", "device")):
         wide = load_file(trained / home / f"{stem}.safetensors")
         narrow = load_file(trained / "backbone-emoji" / f"{stem}.safetensors")
         assert wide.keys() == narrow.keys()
@@ -145,12 +165,17 @@ def digests(work: Path, *paths: str) -> list[bytes]:
     return [(work / path).read_bytes() for path in paths]
 
 
-WEIGHTS = ("tokenizer/vq.safetensors", "backbone/gpt.safetensors", "device/device.safetensors")
+WEIGHTS = (
+    "tokenizer/vq.safetensors",
+    "codebook/vq.safetensors",
+    "backbone/gpt.safetensors",
+    "device/device.safetensors",
+)
 
 
 def test_a_finished_stage_leaves_its_weights_alone(copy: Path) -> None:
     before = digests(copy, *WEIGHTS)
-    for name in ("tokenizer", "backbone", "device"):
+    for name in ("tokenizer", "codebook", "backbone", "device"):
         assert stage(name, copy) == 0
     assert digests(copy, *WEIGHTS) == before
 
@@ -158,8 +183,8 @@ def test_a_finished_stage_leaves_its_weights_alone(copy: Path) -> None:
 def test_beginning_anew_gives_the_same_weights(copy: Path) -> None:
     """Everything random comes from the seed."""
     before = digests(copy, *WEIGHTS)
-    for name in ("tokenizer", "backbone", "device"):
-        assert stage(name, copy, "--no-resume") == 0
+    for name in ("tokenizer", "codebook", "backbone", "device"):
+        assert stage(name, copy, *(() if name == "codebook" else ("--no-resume",))) == 0
     assert digests(copy, *WEIGHTS) == before
 
 
@@ -190,6 +215,18 @@ def test_another_backbone_gets_another_teacher(copy: Path) -> None:
     assert stage("backbone", copy, "--steps", "12") == 0
     assert stage("device", copy, "--no-resume") == 0
     assert not np.array_equal(np.load(cached), before)
+
+
+def test_a_device_model_that_finishes_is_packed_beside_the_other(copy: Path, tmp_path: Path) -> None:
+    assert stage("device", copy, "--finish-from", "0.5", "--steps", "6") == 0
+    general, finish = (load_device(copy / name).state_dict() for name in ("device", "device-finish"))
+    assert any(not torch.equal(general[name], finish[name]) for name in general)
+    assert not (copy / "device-finish" / "teacher").exists()  # the teacher's answers are made once
+    assert main(["train", "assemble", "--work", str(copy), "--out", str(tmp_path / "out")]) == 0
+    assert set(load_bundle(tmp_path / "out").config["devices"]) == {"device", "device-finish"}
+    options = {"strategy": "code", "seed": 1, "options": {"share": 0.5}, "output_type": "tokens"}
+    made = Pipeline.from_pretrained(tmp_path / "out", device_model="device-finish")("a red ball", **options)
+    assert made.ledgers[0].counts["prefix"] == 2
 
 
 @pytest.mark.parametrize("loss", ["coverage", "inter-dro"])

@@ -11,7 +11,19 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from ciar.cli import bench, doctor, evaluate, generate, inspect, serve, strategies, train
+from ciar.cli import (
+    bench,
+    compare,
+    convert,
+    doctor,
+    encode,
+    evaluate,
+    generate,
+    inspect,
+    serve,
+    strategies,
+    train,
+)
 from ciar.cli.output import OutputClosed, discard_stdout, note, prepare_streams, printable
 from ciar.cli.parser import Command, Parser, add_commands, add_debug
 from ciar.errors import CiarError
@@ -26,6 +38,9 @@ COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "eval": evaluate.COMMAND,
     "bench": bench.COMMAND,
+    "compare": compare.COMMAND,
+    "convert": convert.COMMAND,
+    "encode": encode.COMMAND,
     "inspect": inspect.COMMAND,
     "strategies": strategies.COMMAND,
     "doctor": doctor.COMMAND,

@@ -52,8 +52,12 @@ class IntervalHead(nn.Module):
         Returns:
             Centre logits and radii, float32 [..., vocab_size].
         """
+        return DraftLaw(self.centre_logits(hidden), self.radii(hidden))
+
+    def radii(self, hidden: Tensor) -> Tensor:
+        """Radii alone: [..., dim] to float32 [..., vocab_size]."""
         raised: Tensor = self.up(self.down(hidden))
-        return DraftLaw(self.centre_logits(hidden), F.softplus(raised.float()))
+        return F.softplus(raised.float())
 
     def centre_logits(self, hidden: Tensor) -> Tensor:
         """Centre logits alone: [..., dim] to float32 [..., vocab_size]."""

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ciar.errors import CheckpointError, InputError
+from ciar.intervals.gates import gate_named, share_threshold
 from ciar.intervals.thresholds import ThresholdConfig
-from ciar.models.checkpoint import folder_digest, load_strict, read_tensors
+from ciar.models.checkpoint import build_from, folder_digest, models_digest, read_tensors
 from ciar.models.device import DeviceConfig, DeviceModel
 from ciar.models.gpt import GPT, GPTConfig
 from ciar.models.inference import InferenceGPT
-from ciar.models.text import StaticTextEncoder, TextEncoder
+from ciar.models.text import TextEncoder
+from ciar.models.text_kinds import TextConfig, open_text_encoder
 from ciar.models.vq import VQConfig, VQModel
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 #: Backbones that ship with the package.
 EMBEDDED = Path(__file__).resolve().parent.parent / "weights"
+#: What the cloud model may run in.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,10 @@ class Defaults:
 
     Attributes:
         guidance, temperature, top_k, top_p, prefix_rate, window, injection: as in ``Settings``.
-        score: name of the gate's score (``ciar.intervals.scores``).
-        threshold: how the gate decides.
+        score: name of the gate's score (``ciar.intervals.gates``).
+        threshold: how the gate decides with that score.
+        thresholds: calibrated thresholds of other scores, by name, all to the same share of uploads.
+        share: share of a picture's tokens that the calibrated thresholds upload, 0 to 1.
         device: file stem of the device model.
     """
 
@@ -45,7 +53,55 @@ class Defaults:
     injection: bool = True
     score: str = "interval"
     threshold: ThresholdConfig = field(default_factory=ThresholdConfig)
+    thresholds: dict[str, ThresholdConfig] = field(default_factory=dict)
+    share: float = 0.30
     device: str = "device"
+
+    def threshold_for(self, score: str) -> ThresholdConfig:
+        """The threshold of a score: the calibrated one, or else a budget of the same share of uploads.
+
+        Raises:
+            InputError: there is no such score.
+        """
+        gate_named(score)
+        if score == self.score:
+            return self.threshold
+        if score in self.thresholds:
+            return self.thresholds[score]
+        return share_threshold(score, self.judged_share)
+
+    @property
+    def judged_share(self) -> float:
+        """``share`` as a share of the judged tokens, which the prefix is not among."""
+        return min(1.0, self.share / max(1.0 - self.prefix_rate, 1e-9))
+
+    def with_device(self, stem: str) -> Defaults:
+        """The same with another device model: budgets, and no learned gate, since nothing was calibrated."""
+        if stem == self.device:
+            return self
+        score = "entropy" if self.score == "learned" else self.score
+        threshold = share_threshold(score, self.judged_share)
+        return replace(self, device=stem, score=score, threshold=threshold, thresholds={})
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; :meth:`from_dict` is its inverse."""
+        thresholds = {name: one.to_dict() for name, one in self.thresholds.items()}
+        return asdict(self) | {"threshold": self.threshold.to_dict(), "thresholds": thresholds}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Defaults:
+        """Defaults from their ``to_dict``; what is left out, as in older files, takes its default.
+
+        Raises:
+            InputError: a number of a threshold is out of range, or a score unknown.
+            TypeError: a name is unknown.
+        """
+        threshold = ThresholdConfig.from_dict(values.get("threshold", {}))
+        thresholds = {
+            gate_named(name).name: ThresholdConfig.from_dict(one)
+            for name, one in values.get("thresholds", {}).items()
+        }
+        return cls(**{**values, "threshold": threshold, "thresholds": thresholds})
 
 
 class Bundle:
@@ -54,30 +110,60 @@ class Bundle:
     Args:
         folder: holds ``config.json`` and the weights that it names.
         device: where the models are put.
+        dtype: what the cloud model runs in, ``float32`` or ``bfloat16``; None takes what the folder
+            was made for. The tokenizer and the device model always run in float32.
+
+    Raises:
+        CheckpointError: the folder holds no backbone, or its ``config.json`` is damaged.
+        InputError: the type is neither of the two.
     """
 
-    def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
-        self.folder = folder
-        self.device = torch.device(device)
+    def __init__(self, folder: Path, device: torch.device | str = "cpu", dtype: str | None = None) -> None:
         path = folder / "config.json"
         try:
-            self.config: dict[str, Any] = json.loads(path.read_text())
+            config: dict[str, Any] = json.loads(path.read_text())
         except FileNotFoundError:
-            raise CheckpointError(f"{path} does not exist, so {folder} is no backbone folder.") from None
+            raise CheckpointError(
+                f"{path} does not exist, so {folder} is no backbone folder. If it holds public checkpoints, "
+                f"make one of them: ciar convert {folder} --out DIR"
+            ) from None
         except ValueError as error:
             raise CheckpointError(f"{path} is no JSON ({error}). Restore the file.") from None
-        self.weights = folder_digest(folder)
+        self._configure(config, folder, device, dtype, path)
+        self.weights = self._wire_digest()
+
+    def _configure(
+        self,
+        config: dict[str, Any],
+        folder: Path,
+        device: torch.device | str,
+        dtype: str | None,
+        path: Path | str,
+    ) -> None:
+        self.folder, self.config = folder, config
+        self.device = torch.device(device)
         try:
-            self.name: str = self.config["name"]
-            self.gpt_config = GPTConfig.from_dict(self.config["gpt"])
-            self.vq_config = VQConfig.from_dict(self.config["vq"])
-            values = dict(self.config.get("defaults", {}))
-            threshold = ThresholdConfig.from_dict(values.pop("threshold", {}))
-            self.defaults = Defaults(**values, threshold=threshold)
+            self.name: str = config["name"]
+            self.gpt_config = GPTConfig.from_dict(config["gpt"])
+            self.vq_config = VQConfig.from_dict(config["vq"])
+            self.defaults = Defaults.from_dict(config.get("defaults", {}))
+            self.text_config = TextConfig.from_dict(config.get("text", {}))
+            chosen = dtype or config.get("dtype", "float32")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"{path} does not describe a backbone ({type(error).__name__}: {error}). Restore the file."
             ) from None
+        if chosen not in DTYPES:
+            raise InputError(f"The cloud model cannot run in {chosen!r}. Use {' or '.join(DTYPES)}.")
+        self.dtype = DTYPES[chosen]
+
+    def _wire_digest(self) -> str:
+        """Names the weights that both sides of a wire must share; "" where any will do."""
+        if self.text_config.kind == "static":
+            return folder_digest(self.folder)
+        if self.text_config.kind == "none":  # no drafting without text, so nothing depends on it
+            return ""
+        return models_digest(self.folder, self.text_config.encoder)
 
     @property
     def total(self) -> int:
@@ -87,12 +173,12 @@ class Bundle:
     @cached_property
     def gpt(self) -> GPT:
         """The cloud model."""
-        return self._load(GPT(self.gpt_config), "gpt.safetensors")
+        return self._load(lambda: GPT(self.gpt_config), "gpt", self.dtype)
 
     @cached_property
     def vq(self) -> VQModel:
         """The tokenizer; always float32."""
-        return self._load(VQModel(self.vq_config), "vq.safetensors")
+        return self._load(lambda: VQModel(self.vq_config), "vq")
 
     @cached_property
     def device_model(self) -> DeviceModel:
@@ -104,7 +190,7 @@ class Bundle:
                 "--strategy base."
             )
         config = DeviceConfig.from_dict(self.config["devices"][stem])
-        return self._load(DeviceModel(config), f"{stem}.safetensors")
+        return self._load(lambda: DeviceModel(config), stem)
 
     @cached_property
     def device_trunk(self) -> InferenceGPT:
@@ -114,27 +200,54 @@ class Bundle:
     @cached_property
     def text(self) -> TextEncoder:
         """The text encoder, the same for cloud and device."""
-        return StaticTextEncoder.load(self.folder)
+        return self._open_text()
 
-    def _load(self, module: Module, file: str) -> Module:
-        path = self.folder / file
-        load_strict(module, read_tensors(path), path)
+    def _open_text(self) -> TextEncoder:
+        return open_text_encoder(self.folder, self.text_config, self.device)
+
+    def _tensors(self, part: str) -> tuple[dict[str, Tensor], Path]:
+        """Tensors of a part, memory-mapped, and where they are from."""
+        path = self.folder / f"{part}.safetensors"
+        return read_tensors(path), path
+
+    def _load(self, build: Callable[[], Module], part: str, dtype: torch.dtype = torch.float32) -> Module:
+        module = build_from(build, *self._tensors(part), dtype)
         return module.to(self.device).eval().requires_grad_(False)
 
 
-def load_bundle(name_or_folder: str | Path, device: torch.device | str = "cpu") -> Bundle:
+def load_bundle(
+    name_or_folder: str | Path, device: torch.device | str = "cpu", dtype: str | None = None
+) -> Bundle:
     """An embedded backbone by name, or any folder that holds one.
 
+    Args:
+        name_or_folder: name or folder.
+        device: where the models are put.
+        dtype: what the cloud model runs in; see :class:`Bundle`.
+
     Raises:
-        InputError: neither; the message lists the embedded names.
+        InputError: neither; the message lists the embedded names, or says how to convert.
         CheckpointError: the folder is damaged.
     """
     embedded = EMBEDDED / str(name_or_folder)
     if isinstance(name_or_folder, str) and (embedded / "config.json").is_file():
-        return Bundle(embedded, device)
+        return Bundle(embedded, device, dtype)
     folder = Path(name_or_folder)
     if folder.is_dir():
-        return Bundle(folder, device)
+        return Bundle(folder, device, dtype)
+    if folder.is_file():
+        raise InputError(
+            f"{folder} is a file, and a backbone is a folder. Make one of it: ciar convert {folder} ... "
+            "--out DIR"
+        )
+    from ciar.models.presets import PRESETS  # it knows the defaults of this module
+
+    preset = PRESETS.get(str(name_or_folder))
+    if preset is not None:
+        raise InputError(
+            f"The weights of {preset.name} do not ship with ciar. Convert the public files and pass the "
+            f"folder: ciar convert {' '.join(preset.files[:2])} flan-t5-xl/ --preset {preset.name} --out DIR"
+        )
     known = ", ".join(sorted(p.parent.name for p in EMBEDDED.glob("*/config.json"))) or "none"
     raise InputError(
         f"There is no backbone {str(name_or_folder)!r}. The embedded ones are: {known}; or pass a folder "
@@ -149,14 +262,37 @@ def write_config(
     vq: VQConfig,
     devices: dict[str, DeviceConfig],
     defaults: Defaults,
+    **further: Any,
 ) -> None:
-    """Writes a backbone's ``config.json``."""
-    document = {
+    """Writes a backbone's ``config.json``.
+
+    Args:
+        folder: made when it is missing.
+        name: of the backbone.
+        gpt, vq, devices: sizes of its parts; devices by file stem.
+        defaults: what it uses where the user asks for nothing else.
+        further: ``dtype`` (what the cloud model runs in), ``text`` (kind of text encoder), and what is
+            worth knowing of the origin. Left out, the model runs in float32 with a word-piece table.
+    """
+    document = config_document(name, gpt, vq, devices, defaults, **further)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def config_document(
+    name: str,
+    gpt: GPTConfig,
+    vq: VQConfig,
+    devices: dict[str, DeviceConfig],
+    defaults: Defaults,
+    **further: Any,
+) -> dict[str, Any]:
+    """The content of ``config.json``; see :func:`write_config`."""
+    return {
         "name": name,
         "gpt": gpt.to_dict(),
         "vq": vq.to_dict(),
         "devices": {stem: config.to_dict() for stem, config in devices.items()},
-        "defaults": asdict(defaults) | {"threshold": defaults.threshold.to_dict()},
+        "defaults": defaults.to_dict(),
+        **further,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")

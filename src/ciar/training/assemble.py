@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ciar.decoding.scorer import learned_file, load_learned
 from ciar.errors import DataError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Defaults, write_config
@@ -17,6 +18,7 @@ from ciar.models.text import StaticTextEncoder
 from ciar.models.vq import VQConfig, VQModel
 from ciar.training.distil import load_device
 from ciar.training.teacher import TEACHER_TOP_K
+from ciar.training.tokenizer import tokenizer_home
 
 
 def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) -> dict[str, Any]:
@@ -36,10 +38,11 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
             stage = path.split("/")[0]
             raise DataError(f"{work / path} does not exist. Run first: ciar train {stage} --work {work}")
     out.mkdir(parents=True, exist_ok=True)
-    vq_config = VQConfig.from_dict(json.loads((work / "tokenizer/vq.json").read_text()))
+    home = tokenizer_home(work)
+    vq_config = VQConfig.from_dict(json.loads((home / "vq.json").read_text()))
     gpt_config = GPTConfig.from_dict(json.loads((work / "backbone/gpt.json").read_text()))
     vq, gpt = VQModel(vq_config), GPT(gpt_config)
-    load_strict(vq, read_tensors(work / "tokenizer/vq.safetensors"), work / "tokenizer")
+    load_strict(vq, read_tensors(home / "vq.safetensors"), home)
     load_strict(gpt, read_tensors(work / "backbone/gpt.safetensors"), work / "backbone")
     device = load_device(work / "device")
     save_tensors(vq, out / "vq.safetensors", torch.float16)
@@ -50,13 +53,23 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
     chosen: dict[str, Any] = {"score": "entropy", "threshold": {"value": 0.0}}
     if gate.is_file():
         chosen = json.loads(gate.read_text())
+    learned = work / "gate/gate.safetensors"
+    if learned.is_file():  # float32: it is small, and standardises its inputs
+        save_tensors(load_learned(learned, device), learned_file(out))
     defaults = Defaults(
         guidance=guidance,
         top_k=min(TEACHER_TOP_K, gpt_config.vocab_size),
         score=chosen["score"],
         threshold=ThresholdConfig.from_dict(chosen["threshold"]),
+        thresholds={n: ThresholdConfig.from_dict(one) for n, one in chosen.get("thresholds", {}).items()},
+        share=chosen.get("budget", 0.30),
         injection=chosen.get("injection", True),
     )
-    write_config(out, name, gpt_config, vq_config, {"device": device.config}, defaults)
+    devices = {"device": device.config}
+    if (work / "device-finish/device.json").is_file():
+        finish = load_device(work / "device-finish")
+        save_tensors(finish, out / "device-finish.safetensors", torch.float16)
+        devices["device-finish"] = finish.config
+    write_config(out, name, gpt_config, vq_config, devices, defaults)
     write_manifest(out)
     return {path.name: path.stat().st_size for path in sorted(out.iterdir()) if path.is_file()}

@@ -36,6 +36,7 @@ class DeviceTrainConfig:
         loss: which loss trains the radius.
         drift_share: share of each batch whose prefixes the device drew itself.
         train_trunk: False trains the radius alone, on a trained trunk.
+        first: positions before it are not learned: for a device model that finishes what the cloud began.
     """
 
     batch: int = 16
@@ -43,6 +44,7 @@ class DeviceTrainConfig:
     loss: LossName = "coverage"
     drift_share: float = 0.5
     train_trunk: bool = True
+    first: int = 0
     compile: bool = True
     coverage: CoverageWeights = field(default_factory=CoverageWeights)
     inter_dro: InterDroWeights = field(default_factory=InterDroWeights)
@@ -100,9 +102,13 @@ class DeviceTask(Task):
     def batch_loss(
         self, features: Tensor, mask: Tensor, codes: Tensor, indices: Tensor, log_probs: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss over all positions of a batch of sequences."""
-        hidden = self.device.trunk.train_hidden(features, mask, codes[:, :-1]).flatten(0, 1)
+        """Loss over the positions of a batch of sequences, from the first that is learned."""
+        first, rows = self.config.first, len(codes)
+        hidden = self.device.trunk.train_hidden(features, mask, codes[:, :-1])[:, first:].flatten(0, 1)
         law = self.device.head(hidden)
+        if first:
+            whole = (x.unflatten(0, (rows, -1)) for x in (indices, log_probs))
+            indices, log_probs = (x[:, first:].flatten(0, 1) for x in whole)
         target = Target(indices, log_probs)
         if self.config.loss == "coverage":
             return coverage_loss(law.centre, law.radius, target, self.config.coverage)

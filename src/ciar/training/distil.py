@@ -8,6 +8,7 @@ device meets when it runs on its own tokens.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class DistilConfig:
         layers: transformer layers of the device.
         radius_rank: rank of the radius head; 0 is full.
         feature_steps: steps of the feature map's training (0 = none).
+        finish_from: share of the tokens, the first ones, that the device does not learn.
     """
 
     guidance: float = 3.0
@@ -62,6 +64,7 @@ class DistilConfig:
     layers: int = 1
     radius_rank: int = 64
     feature_steps: int = 60
+    finish_from: float = 0.0
 
 
 @dataclass
@@ -143,8 +146,12 @@ def train_device(
     profile: str = "emoji",
     resume: bool = True,
     config: DistilConfig | None = None,
+    general: Path | None = None,
 ) -> dict[str, Any]:
     """Distils a device model and writes ``device.safetensors`` and ``device.json`` into ``out``.
+
+    Args:
+        general: folder of a finished device stage to begin with, and whose teacher cache to use.
 
     Returns:
         The last figures: held-out greedy agreement, total variation, cross-entropy, and the feature
@@ -152,8 +159,9 @@ def train_device(
     """
     tiny = profile == "tiny"
     config = config or distil_config(profile)
-    settings = DeviceTrainConfig(loss=loss, batch=4 if tiny else 16, compile=not tiny)
     inputs = load_inputs(data, text, codes, backbone)
+    first = math.ceil(round(config.finish_from * inputs.cloud.config.tokens, 6))
+    settings = DeviceTrainConfig(loss=loss, batch=4 if tiny else 16, compile=not tiny, first=first)
     trunk = replace(inputs.cloud.config, n_layer=config.layers, ffn_dim_multiplier=config.ffn_multiplier)
     device_config = DeviceConfig(
         trunk=trunk, radius_rank=config.radius_rank or None, feature_dim=inputs.cloud.config.dim
@@ -161,19 +169,22 @@ def train_device(
     torch.manual_seed(loop.seed)
     device = DeviceModel(device_config)
     start_from_cloud(device, inputs.cloud)
-    real, held = teacher_sets(inputs, config, out / "teacher")
-    first = max(1, round(loop.steps * config.first_share))
+    if general is not None:
+        path = general / "device.safetensors"
+        load_strict(device, read_tensors(path), path)
+    real, held = teacher_sets(inputs, config, (general or out) / "teacher")
+    round_one = max(1, round(loop.steps * config.first_share))
     if (out / "round-1" / "device.safetensors").exists() and resume:
         load_strict(device, read_tensors(out / "round-1" / "device.safetensors"), out / "round-1")
     else:
         task = DeviceTask(device, real, None, held, inputs.captions, settings, loop)
-        train(task, replace(loop, steps=first), out / "round-1", resume=resume)
+        train(task, replace(loop, steps=round_one), out / "round-1", resume=resume)
         save_tensors(device, out / "round-1" / "device.safetensors")
     if not resume:
         (out / "drifted" / "codes.npy").unlink(missing_ok=True)  # drawn by an earlier device
     drifted = drifted_set(inputs, device.eval(), config, out / "drifted")
     task = DeviceTask(device, real, drifted, held, inputs.captions, settings, loop)
-    figures = train(task, replace(loop, steps=loop.steps - first), out / "round-2", resume=resume)
+    figures = train(task, replace(loop, steps=loop.steps - round_one), out / "round-2", resume=resume)
     device.eval()
     same = resume and not figures  # nothing was trained, so the feature map still belongs to the device
     figures |= {f"held_{name}": value for name, value in agreement(device, held, inputs.captions).items()}

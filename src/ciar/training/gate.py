@@ -9,6 +9,8 @@ threshold is then set on pictures made by the method itself, from prompts kept a
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ciar.decoding.batch import Batch
-from ciar.decoding.gate import SCORE_NAMES, gate_score, top_logits
+from ciar.decoding.gate import LAW_SCORES, SCORE_NAMES, TopLogits, gate_score, top_logits
+from ciar.decoding.oracle import distance
 from ciar.decoding.sampling import SamplingLaw, choose, to_law
-from ciar.decoding.strategy import get_strategy
+from ciar.decoding.scorer import Reading, Scorer, Scoring, make_scorer
 from ciar.intervals.calibration import auroc, bootstrap, kept_mean
-from ciar.intervals.scores import total_variation
-from ciar.intervals.thresholds import ThresholdConfig
+from ciar.intervals.gates import CONTENT_BLIND
+from ciar.intervals.learned import LearnedGate
+from ciar.models.checkpoint import save_tensors
 from ciar.models.device import DeviceModel
 from ciar.protocol.messages import Settings
 from ciar.training.captions import CaptionBank
 from ciar.training.distil import Inputs, load_device, load_inputs
+from ciar.training.gate_head import examples, fit_gate
+from ciar.training.gate_thresholds import calibrate_thresholds
 from ciar.training.teacher import guided_logits
 
 #: Share of the tokens kept when laws are compared.
@@ -63,14 +68,18 @@ def record(
     law: SamplingLaw,
     seed: int = 0,
     batch: int = 8,
+    gates: Sequence[Scoring] | None = None,
 ) -> GateRecords:
     """Teacher-forced scores, disagreements and total variations on real pictures.
 
     Args:
         rows: int64 [pictures] numbers of held-out pictures.
+        gates: scores to record; None is all that need no training.
     """
+    gates = untrained_gates() if gates is None else gates
+    names = [scoring.name for scoring in gates]
     generator = torch.Generator().manual_seed(seed)
-    out: dict[str, list[Tensor]] = {name: [] for name in (*SCORE_NAMES, "differs", "tv", "greedy")}
+    out: dict[str, list[Tensor]] = {name: [] for name in (*names, "differs", "tv", "greedy")}
     for part in rows.split(batch):
         codes = inputs.codes[part]
         features, mask = inputs.captions.mixed(part)
@@ -80,20 +89,79 @@ def record(
         cloud_law = to_law(cloud, law, what="the cloud model")
         device_law = to_law(centre, law, what="the device model")
         noise = -torch.empty_like(centre).exponential_(generator=generator).log()
+        proposals = choose(device_law, noise)
         top = top_logits(centre)
         radius = device.head.radius_at(hidden, top.indices)
-        for name in SCORE_NAMES:
-            out[name].append(gate_score(name, top, radius))
-        out["differs"].append(choose(cloud_law, noise) != choose(device_law, noise))
-        out["tv"].append(total_variation(cloud_law.exp(), device_law.exp()))
+        for scoring in gates:
+            if scoring.name in LAW_SCORES:
+                scores = gate_score(scoring.name, top, radius)
+            else:
+                scorer = make_scorer(scoring, device, [(seed, int(i)) for i in part])
+                scores = scores_along(scorer, codes, hidden, centre, top, proposals)
+            out[scoring.name].append(scores)
+        out["differs"].append(choose(cloud_law, noise) != proposals)
+        out["tv"].append(distance(cloud, centre, law))
         out["greedy"].append(cloud.argmax(-1) == centre.argmax(-1))
     joined = {name: torch.cat(parts).numpy() for name, parts in out.items()}
     return GateRecords(
-        {name: joined[name] for name in SCORE_NAMES}, joined["differs"], joined["tv"], joined["greedy"]
+        {name: joined[name] for name in names}, joined["differs"], joined["tv"], joined["greedy"]
     )
 
 
-def score_table(records: GateRecords, resamples: int = 500) -> dict[str, dict[str, Any]]:
+def untrained_gates() -> list[Scoring]:
+    """Every gate that needs nothing but the device model."""
+    return [Scoring(name) for name in SCORE_NAMES if name != "learned"]
+
+
+def scores_along(
+    scorer: Scorer, codes: Tensor, hidden: Tensor, centre: Tensor, top: TopLogits, proposals: Tensor
+) -> Tensor:
+    """Scores of whole pictures, position by position: float32 [pictures, tokens].
+
+    Args:
+        scorer: made for these pictures.
+        codes: int64 [pictures, tokens].
+        hidden: [pictures, tokens, dim] states that predict them.
+        centre, top, proposals: of the same positions.
+    """
+    pictures, states, known = range(len(codes)), list(hidden), codes.tolist()
+    columns = []
+    for t in range(codes.shape[1]):
+        here = TopLogits(top.values[:, t], top.indices[:, t], top.log_mass[:, t], top.vocab_size)
+        before = [tokens[:t] for tokens in known]
+        made = proposals[:, t].tolist()
+        columns.append(scorer(Reading(pictures, before, made, hidden[:, t], centre[:, t], here, states)))
+    return torch.tensor(columns).T
+
+
+@torch.inference_mode()
+def score_costs(device: DeviceModel, gates: Sequence[Scoring], repeats: int = 20) -> dict[str, float]:
+    """Microseconds that each gate adds to a position of one picture: the median of some repeats.
+
+    Drawn hidden states stand for a picture in its middle. What a window keeps of earlier positions
+    is warm, as it is in use.
+    """
+    config = device.config.trunk
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (config.tokens,), generator=generator).tolist()
+    states = torch.randn(config.tokens + 1, config.dim, generator=generator)
+    costs: dict[str, float] = {}
+    for scoring in gates:
+        scorer = make_scorer(scoring, device, [(0, 0)])
+        spent: list[float] = []
+        for number in range(repeats + 1):
+            t = (config.tokens // 2 + number) % config.tokens
+            hidden = states[t : t + 1]
+            centre = device.head.centre_logits(hidden)
+            reading = Reading([0], [tokens[:t]], [tokens[t]], hidden, centre, top_logits(centre), [states])
+            began = time.perf_counter()
+            scorer(reading)
+            spent.append(time.perf_counter() - began)
+        costs[scoring.name] = 1e6 * float(np.median(spent[1:]))  # the first fills windows and caches
+    return costs
+
+
+def score_table(records: GateRecords, resamples: int = 200) -> dict[str, dict[str, Any]]:
     """AUROC and kept total variation of every score, with bootstrap intervals over pictures."""
     table: dict[str, dict[str, Any]] = {}
     for name, scores in records.scores.items():
@@ -122,53 +190,6 @@ def score_table(records: GateRecords, resamples: int = 500) -> dict[str, dict[st
     return table
 
 
-def calibrate_threshold(
-    inputs: Inputs,
-    device: DeviceModel,
-    captions: list[int],
-    base: Settings,
-    score: str,
-    share: float,
-    rounds: int = 4,
-) -> float:
-    """The fixed threshold at which the method itself uploads ``share`` of a picture's tokens.
-
-    The device's contexts depend on the threshold, so it is set on the method's own pictures, by a few
-    rounds of secant steps in the quantile.
-    """
-    features, mask = inputs.captions.mixed(captions)
-    strategy = get_strategy("ciar")
-    settings = [Settings(**{**base.__dict__, "seed": 10_000 + i}) for i in range(len(captions))]
-    seen: list[float] = []
-    threshold, quantile = 0.0, 1.0 - share
-    for number in range(rounds):
-        gates = [_Recorder(threshold if number else 1e-3, seen) for _ in settings]
-        before = len(seen)
-        pictures = Batch(inputs.cloud, device, features, mask, settings, strategy, list(gates), score).run()
-        fresh = seen[before:]
-        uploaded = float(np.mean([p.ledger.upload_share for p in pictures]))
-        if number and abs(uploaded - share) < 0.005:
-            break
-        if number:
-            quantile = min(0.995, max(0.02, quantile + (uploaded - share)))
-        threshold = float(np.quantile(fresh, quantile))
-    return threshold
-
-
-class _Recorder:
-    """A fixed threshold that remembers the scores that it saw."""
-
-    def __init__(self, value: float, seen: list[float]) -> None:
-        self.value, self.seen = value, seen
-
-    def certain(self, score: float) -> bool:
-        self.seen.append(score)
-        return score < self.value
-
-    def answered(self, accepted: bool) -> None:
-        """Changes nothing."""
-
-
 def calibration_split(captions: CaptionBank, train_index: Tensor, count: int) -> list[int]:
     """Numbers of the pictures whose captions calibrate; evaluation leaves their names out."""
     generator = torch.Generator().manual_seed(77)
@@ -186,22 +207,43 @@ def calibrate_gate(
     out: Path,
     budget: float = 0.3,
     pictures: int = 64,
+    learn: int = 256,
+    rounds: int = 3,
+    scores: Sequence[str] | None = None,
     seed: int = 0,
     guidance: float = 3.0,
     top_k: int = 128,
 ) -> dict[str, Any]:
-    """Writes ``gate.json`` into ``out``: the table of scores, the chosen one, and its threshold."""
+    """Writes ``gate.json`` into ``out``: the table of scores, the chosen one, and every threshold.
+
+    Also trains the learned gate and writes ``gate.safetensors``.
+
+    Args:
+        budget: share of a picture's tokens that every threshold uploads.
+        pictures: held-out pictures of the table; at most 64 prompts calibrate.
+        learn: training pictures of the learned gate; 0 = none.
+        rounds: as in :func:`calibrate_threshold`.
+        scores: which gates to compare and calibrate; None is all.
+    """
     inputs = load_inputs(data, text, codes, backbone)
     model = load_device(device)
     law = SamplingLaw(top_k=min(top_k, inputs.cloud.config.vocab_size))
+    out.mkdir(parents=True, exist_ok=True)
+    gates = [one for one in untrained_gates() if scores is None or one.name in scores]
+    if learn and (scores is None or "learned" in scores):
+        gates.append(Scoring("learned", learned=_learned(inputs, model, learn, guidance, law, seed)))
+        save_tensors(gates[-1].learned, out / "gate.safetensors")  # type: ignore[arg-type]
     held = inputs.held_index[:: max(1, len(inputs.held_index) // max(pictures, 2))]
-    records = record(inputs, model, held, guidance=guidance, law=law, seed=seed)
+    records = record(inputs, model, held, guidance=guidance, law=law, seed=seed, gates=gates)
     table = score_table(records)
-    gates = {name: row for name, row in table.items() if name != "oracle"}
-    best = min(gates, key=lambda name: gates[name]["kept_tv"])
+    for name, cost in score_costs(model, gates).items():
+        table[name]["microseconds"] = cost
+    names = [one.name for one in gates]
+    telling = [name for name in names if name not in CONTENT_BLIND and name != "softmaxcorr-1"]
+    best = min(telling or names, key=lambda name: table[name]["kept_tv"])
     base = Settings("ciar", guidance=guidance, top_k=law.top_k)
     chosen = calibration_split(inputs.captions, inputs.train_index, min(pictures, CALIBRATION_PICTURES))
-    threshold = calibrate_threshold(inputs, model, chosen, base, best, budget)
+    thresholds = calibrate_thresholds(inputs, model, chosen, base, gates, budget, rounds, records.scores)
     document = {
         "scores": table,
         "greedy_agreement": float(records.greedy.mean()),
@@ -209,9 +251,21 @@ def calibrate_gate(
         "sampled_agreement": 1.0 - float(records.differs.mean()),
         "pictures": len(held),
         "score": best,
-        "threshold": ThresholdConfig(kind="fixed", value=threshold).to_dict(),
+        "threshold": thresholds[best].to_dict(),
+        "thresholds": {name: one.to_dict() for name, one in thresholds.items()},
         "budget": budget,
     }
-    out.mkdir(parents=True, exist_ok=True)
     (out / "gate.json").write_text(json.dumps(document, indent=2) + "\n")
     return document
+
+
+def _learned(
+    inputs: Inputs, device: DeviceModel, count: int, guidance: float, law: SamplingLaw, seed: int
+) -> LearnedGate:
+    """The learned gate, from training pictures that do not calibrate."""
+    calibrating = set(calibration_split(inputs.captions, inputs.train_index, CALIBRATION_PICTURES))
+    usable = [int(i) for i in inputs.train_index if int(i) not in calibrating]
+    usable = usable or inputs.train_index.tolist()
+    order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed)).tolist()
+    rows = torch.tensor([usable[i] for i in order[:count]])
+    return fit_gate(*examples(inputs, device, rows, guidance=guidance, law=law), seed=seed)

@@ -249,6 +249,12 @@ def augment(images: Tensor, generator: torch.Generator, shift: int = 8) -> Tenso
     return padded[..., top : top + height, left : left + width]
 
 
+def tokenizer_home(work: Path) -> Path:
+    """Folder of the tokenizer of a run: with its codebook refilled, where that stage was run."""
+    refilled = work / "codebook"
+    return refilled if (refilled / "vq.safetensors").is_file() else work / "tokenizer"
+
+
 def load_pictures(data: Path) -> np.ndarray:
     """[pictures, height, width, 3] uint8, memory-mapped."""
     return np.load(data / "images.npy", mmap_mode="r")

@@ -40,11 +40,12 @@ def run(options: argparse.Namespace) -> int:
     from ciar.training.backbone import EMOJI_GPT, BackboneConfig, BackboneTask
     from ciar.training.captions import CaptionBank, indices_of, load_captions
     from ciar.training.loop import LoopConfig, train
+    from ciar.training.tokenizer import tokenizer_home
 
     loop = loop_of(options, LoopConfig(steps=6000, warmup=100, decay=0.4, eval_every=500))
     icons = load_captions(needed(options.work / "data", "captions.json", "data"))
     text = StaticTextEncoder.load(needed(options.work / "text", "text.safetensors", "text"))
-    tokenizer = needed(options.work / "tokenizer", "vq.safetensors", "tokenizer")
+    tokenizer = needed(tokenizer_home(options.work), "vq.safetensors", "tokenizer")
     vq = VQConfig.from_dict(load_config(tokenizer, "vq"))
     codes = np.load(needed(options.work / "codes", "codes.npy", "codes") / "codes.npy").astype(np.int64)
     gpt = replace(

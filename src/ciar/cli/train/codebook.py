@@ -19,13 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpt",
         type=Path,
         metavar="FILE",
-        help="weights of a backbone trained on the old codes: also writes WORK/tokenizer/gpt.safetensors, "
+        help="weights of a backbone trained on the old codes: also writes WORK/codebook/gpt.safetensors, "
         "with which ciar train backbone --init goes on",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Splits crowded codes into unused ones, in place. Returns 0."""
+    """Splits crowded codes into unused ones; writes ``codebook/``. Returns 0."""
     import numpy as np
     import torch
     from safetensors.torch import save_file
@@ -55,10 +55,12 @@ def run(options: argparse.Namespace) -> int:
         usage.counts.copy_(counts * usage.counts.sum() / counts.sum())
         usage.sums.copy_(unit * usage.counts[:, None])
         model.quantize.embedding.weight.copy_(unit)
-    save_module(folder, "vq", model, model.config.to_dict())
-    save_module(folder, "usage", usage, {"rate": rate})
+    out = options.work / "codebook"
+    out.mkdir(parents=True, exist_ok=True)
+    save_module(out, "vq", model, model.config.to_dict())
+    save_module(out, "usage", usage, {"rate": rate})
     if options.gpt is not None:
-        save_file(inherit_rows(read_tensors(options.gpt), parents), folder / "gpt.safetensors")
+        save_file(inherit_rows(read_tensors(options.gpt), parents), out / "gpt.safetensors")
     return report(
         {
             "codes_used_before": len(before.unique()),

@@ -22,10 +22,10 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from ciar.models.vq import VQConfig, VQModel, from_uint8
-    from ciar.training.tokenizer import EmaCodebook, assign, load_pictures
+    from ciar.training.tokenizer import EmaCodebook, assign, load_pictures, tokenizer_home
 
     data = needed(options.work / "data", "images.npy", "data")
-    source = needed(options.work / "tokenizer", "vq.safetensors", "tokenizer")
+    source = needed(tokenizer_home(options.work), "vq.safetensors", "tokenizer")
     model: VQModel = load_module(source, "vq", VQModel(VQConfig.from_dict(load_config(source, "vq"))))
     usage = load_module(source, "usage", EmaCodebook(model.config.codebook_size, model.config.embed_dim))
     rate = float(load_config(source, "usage")["rate"])

@@ -1,4 +1,4 @@
-"""``ciar train gate``: which score and which threshold keep a token on the device."""
+"""``ciar train gate``: which gate keeps a token on the device, and a threshold for each of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pictures", type=whole(1), default=256, metavar="N", help="pictures to calibrate on (default: 256)"
     )
     parser.add_argument(
+        "--learn",
+        type=whole(0),
+        default=256,
+        metavar="N",
+        help="training pictures of the learned gate, 0 = none (default: 256)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=whole(1, 20),
+        default=3,
+        metavar="N",
+        help="how often pictures are made to calibrate a threshold, at most (default: 3)",
+    )
+    parser.add_argument(
+        "--scores",
+        metavar="LIST",
+        help='gates to compare, comma-separated (default: all of "ciar strategies --gates")',
+    )
+    parser.add_argument(
         "--seed", type=whole(0, 2**31 - 1), default=0, metavar="N", help="of everything random"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compares the scores and calibrates the threshold of the best. Returns 0."""
+    """Compares the gates and calibrates a threshold of each. Returns 0.
+
+    Raises:
+        InputError: a gate is unknown.
+    """
+    from ciar.intervals.gates import gate_named
     from ciar.training.gate import calibrate_gate
 
+    scores = None if options.scores is None else [gate_named(n).name for n in options.scores.split(",")]
     figures = calibrate_gate(
         data=needed(options.work / "data", "captions.json", "data"),
         text=needed(options.work / "text", "text.safetensors", "text"),
@@ -39,9 +64,12 @@ def run(options: argparse.Namespace) -> int:
         out=options.work / "gate",
         budget=options.budget,
         pictures=options.pictures,
+        learn=options.learn,
+        rounds=options.rounds,
+        scores=scores,
         seed=options.seed,
     )
     return report(figures)
 
 
-STAGE = Stage(help="choose the gate and calibrate its threshold", add_arguments=add_arguments, run=run)
+STAGE = Stage(help="compare the gates and calibrate their thresholds", add_arguments=add_arguments, run=run)
