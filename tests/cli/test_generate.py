@@ -101,9 +101,21 @@ def test_options_are_those_of_the_real_pipeline() -> None:
 
     call = inspect.signature(Pipeline.__call__).parameters
     asked = {"negative_prompt", "guidance_scale", "num_images_per_prompt", "seed", "strategy", "temperature"}
-    asked |= {"top_k", "top_p", "score", "threshold", "prefix_rate", "window", "action", "payload", "output_type"}
+    asked |= {
+        "top_k",
+        "top_p",
+        "score",
+        "threshold",
+        "prefix_rate",
+        "window",
+        "action",
+        "payload",
+        "output_type",
+    }
     assert asked | {"callback_on_step_end"} <= call.keys()
-    assert {"cloud", "token", "device", "device_model"} <= inspect.signature(Pipeline.from_pretrained).parameters.keys()
+    assert {"cloud", "token", "device", "device_model"} <= inspect.signature(
+        Pipeline.from_pretrained
+    ).parameters.keys()
 
 
 def test_json_is_one_document_and_nothing_else(ciar: Ciar, pipeline: FakePipeline, folder: Path) -> None:
