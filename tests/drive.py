@@ -12,7 +12,16 @@ from ciar.cloud.sessions import Cloud, CloudSession
 from ciar.decoding.codebook import Codebook
 from ciar.decoding.noise import PictureNoise
 from ciar.decoding.sampling import SamplingLaw
-from ciar.decoding.strategy import AskCodebook, CloudRun, DeviceLaw, Pass, Strategy, get_strategy
+from ciar.decoding.strategy import (
+    AskCodebook,
+    CloudRun,
+    DeviceLaw,
+    Drain,
+    Pass,
+    Strategy,
+    TreeOp,
+    get_strategy,
+)
 from ciar.device.session import DeviceSession
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Bundle
@@ -28,6 +37,7 @@ def answer_draft(
     run_pass: Callable[[Pass], Tensor],
     device_law: Callable[[DeviceLaw], Tensor] | None = None,
     codebook: Codebook | None = None,
+    tree: Callable[[TreeOp], Tensor | None] | None = None,
 ) -> list[Patch]:
     """Drives the cloud half of a strategy over one draft and returns its patches."""
     half = strategy.cloud(run, draft)
@@ -46,6 +56,11 @@ def answer_draft(
             reply = device_law(op)
         elif isinstance(op, AskCodebook):
             reply = codebook
+        elif isinstance(op, TreeOp):
+            assert tree is not None
+            reply = tree(op)
+        elif isinstance(op, Drain):
+            reply = []
         else:
             patches.append(op)
 

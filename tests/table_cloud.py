@@ -18,6 +18,7 @@ from drive import answer_draft
 from scipy.stats import chisquare
 from torch import Tensor
 
+import ciar.decoding.exchange as exchange
 from ciar.decoding.codebook import Codebook
 from ciar.decoding.options import law_of
 from ciar.decoding.sampling import SamplingLaw, choose, to_law
@@ -26,11 +27,16 @@ from ciar.decoding.strategy import (
     DeviceLaw,
     DeviceRun,
     Gate,
+    GrowTree,
+    KeepPath,
     Pass,
     Proposal,
     Propose,
     Receive,
+    Redraw,
     Send,
+    TreeOp,
+    TreePass,
     get_strategy,
 )
 from ciar.noise import ACCEPT_LANE, FRESH_LANE, RESIDUAL_LANE, gumbel_table, uniform
@@ -142,7 +148,7 @@ class TableSession:
 
     def answer(self, draft: Draft) -> list[Patch]:
         strategy = get_strategy(self.run.settings.strategy)
-        return answer_draft(strategy, self.run, draft, self.run_pass, self.device_law, CODEBOOK)
+        return answer_draft(strategy, self.run, draft, self.run_pass, self.device_law, CODEBOOK, self.tree_op)
 
     def run_pass(self, request: Pass) -> Tensor:
         if not request.ids:
@@ -158,6 +164,44 @@ class TableSession:
         assert self.device_laws is not None
         ends = range(request.position, request.position + request.count)
         return self.device_laws[[row_of(self.run.tokens[:end]) for end in ends]]
+
+    def tree_op(self, op: TreeOp) -> Tensor | None:
+        if isinstance(op, GrowTree):
+            return self.grow(op)
+        if isinstance(op, TreePass):
+            return self.tree_pass(op)
+        assert op.known == len(self.cells)
+        self.keep_path(op)
+        return None
+
+    def grow(self, op: GrowTree) -> Tensor:
+        """Laws of a drafter that is a table, too."""
+        assert self.device_laws is not None
+        if not op.ids:
+            self.drafted: list[list[int]] = []
+        for token, parent in zip(op.ids, op.parents, strict=True):
+            self.drafted.append([*(self.drafted[parent] if parent >= 0 else []), token])
+        paths = self.drafted[len(self.drafted) - len(op.ids) :] or [[]]
+        return self.device_laws[[row_of([*self.run.tokens, *path]) for path in paths]]
+
+    def tree_pass(self, op: TreePass) -> Tensor:
+        """Laws by what a node's ancestors are; the tree's cells lie behind the known tokens'."""
+        assert op.start == len(self.cells)
+        assert op.ids, "the last known token is fed"
+        self.passes.append(Pass(op.start, op.ids))
+        self.cells += op.ids
+        self.tree = op.nodes
+        paths: list[list[int]] = []
+        for token, parent in zip(op.nodes, op.parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else []), token])
+        rows = [row_of([*self.cells, *path]) for path in [[], *paths]]
+        # Nothing comes after a whole picture.
+        return torch.stack(
+            [self.table.logits[row] if row < _FIRST[LENGTH] else torch.zeros(CODES) for row in rows]
+        )
+
+    def keep_path(self, op: KeepPath) -> None:
+        self.cells += [self.tree[node] for node in op.nodes]
 
 
 class NeverCertain:
@@ -203,11 +247,17 @@ def make_picture(
             return device, session
         reply = None
         if isinstance(op, Propose):
-            reply = Proposal(drafter(op.tokens, noise), score=0.5)
+            token = drafter(op.tokens, noise)
+            told = math.nan if device_laws is None else float(device_laws[row_of(op.tokens), token])
+            reply = Proposal(token, score=0.5, log_prob=told)
+        elif isinstance(op, Redraw):
+            assert device_laws is not None
+            own = device_laws[row_of(op.tokens)]
+            reply = exchange.redraw(op.law, own, noise.residual(len(op.tokens)))
         elif isinstance(op, Send):
             assert isinstance(op.message, Draft)
-            patches = session.answer(op.message)
-        elif isinstance(op, Receive):
+            patches += session.answer(op.message)
+        elif isinstance(op, Receive) and (op.wait or patches):
             reply = patches.pop(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ciar.cli.main import main
 from ciar.compare import Row, compare, markdown, mean_slacks, parse_run, runs_of
 from ciar.decoding.options import default_settings
 from ciar.errors import InputError
-from ciar.models.bundle import Bundle
+from ciar.models.bundle import Bundle, load_bundle
 from ciar.models.text import StaticTextEncoder
 from ciar.pipeline import Pipeline
 from ciar.protocol.messages import Settings
@@ -148,3 +149,11 @@ def test_the_command_writes_table_document_and_plot(
     document = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert [row["label"] for row in document["rows"]] == ["base", "lossless"]
     assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_leaves_out_what_a_backbone_has_no_drafter_for(tiny_bundle: Bundle, tmp_path: Path) -> None:
+    full = {run.label for run in runs_of("all", tiny_bundle)}
+    shutil.copytree(tiny_bundle.folder, tmp_path / "bare")
+    (tmp_path / "bare" / "eagle.safetensors").unlink()
+    bare = {run.label for run in runs_of("all", load_bundle(tmp_path / "bare"))}
+    assert full - bare == {"eagle1-static", "eagle2"}

@@ -10,6 +10,7 @@ from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Defaults, write_config
 from ciar.models.checkpoint import save_tensors, write_manifest
 from ciar.models.device import DeviceConfig, DeviceModel
+from ciar.models.eagle import EagleModel
 from ciar.models.gpt import GPT, GPTConfig
 from ciar.models.text import StaticTextEncoder
 from ciar.models.vq import VQConfig, VQModel
@@ -69,6 +70,17 @@ def tiny_gpt(seed: int = 1) -> GPT:
     return sharpen(GPT(TINY_GPT), seed).eval()
 
 
+def tiny_eagle(seed: int = 7) -> EagleModel:
+    """A drafter of random weights beside a start that makes it right now and then."""
+    torch.manual_seed(seed)
+    eagle = EagleModel(TINY_GPT)
+    eagle.start_from(tiny_gpt())
+    with torch.no_grad():
+        eagle.fc.weight.add_(torch.randn(eagle.fc.weight.shape) * 0.05)
+        eagle.fc.bias.normal_(std=0.05)
+    return eagle.eval()
+
+
 def write_tiny_bundle(folder: Path) -> None:
     """Writes a whole backbone folder."""
     device = tiny_device()
@@ -78,5 +90,6 @@ def write_tiny_bundle(folder: Path) -> None:
     save_tensors(tiny_gpt(), folder / "gpt.safetensors")
     save_tensors(VQModel(TINY_VQ), folder / "vq.safetensors")
     save_tensors(device, folder / "device.safetensors")
+    save_tensors(tiny_eagle(), folder / "eagle.safetensors")
     tiny_text().save(folder)
     write_manifest(folder)

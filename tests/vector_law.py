@@ -103,6 +103,51 @@ def jacobi(bank: NoiseBank, p: Tensor, width: int, guess: str, count: int | None
     return tokens.numpy()
 
 
+def static_tree(
+    bank: NoiseBank, p: Tensor, q: Tensor, branch: int, depth: int, count: int | None = None
+) -> np.ndarray:
+    """Pictures by drawn trees, each judged in one round (EAGLE-1): int64 [pictures, 4].
+
+    Siblings are drawn from q without replacement and judged in their order, each against what the
+    rejection of those before it has left of p.
+    """
+    gumbels = bank.gumbels.view(-1, LENGTH, CODES)[:count]
+    residuals = bank.residuals.view(-1, LENGTH, CODES)[:count]
+    accepts = torch.from_numpy(bank.accepts).view(-1, LENGTH)[:count]
+    fresh = bank.fresh.view(-1, LENGTH, LENGTH + 1)[:count]
+    n = len(gumbels)
+    prefix = choose(p[:1], gumbels[:, 0])
+    out = [prefix]
+    left = torch.full((n,), min(depth, LENGTH - 1))  # levels of the tree that are left
+    shares = torch.full((n,), branch)
+    for t in range(1, LENGTH):
+        row = _FIRST[t] + prefix
+        law, own = p[row], q[row]
+        drafted = (own + gumbels[:, t]).argsort(dim=1, descending=True)
+        found = torch.full((n,), -1)
+        drafts = left > 0
+        for i in range(branch):
+            token = drafted[:, i]
+            judged = drafts & (found < 0) & (i < shares)
+            judged &= q[row].gather(1, token[:, None])[:, 0] > -torch.inf
+            chance = (law - own).gather(1, token[:, None])[:, 0].double().exp()
+            stands = (fresh[:, t, i] if i else accepts[:, t]) < chance
+            found[judged & stands] = i
+            falls = (judged & ~stands)[:, None]
+            law = torch.where(falls, acceptance.residual(law, own), law)
+            rest = own.scatter(1, token[:, None], -torch.inf).log_softmax(dim=1).nan_to_num(nan=-torch.inf)
+            own = torch.where(falls, rest, own)
+        stood = found >= 0
+        noise = torch.where(drafts[:, None], residuals[:, t], gumbels[:, t])
+        token = drafted.gather(1, found.clamp_min(0)[:, None])[:, 0]
+        token = torch.where(stood, token, choose(law, noise))
+        shares = torch.where(stood, shares // (found + 1).clamp_min(1), branch)
+        left = torch.where(stood, left - 1, min(depth, LENGTH - 1 - t))
+        prefix = prefix * CODES + token
+        out.append(token)
+    return torch.stack(out, dim=1).numpy()
+
+
 def laws(table: LawTable, law: SamplingLaw) -> Tensor:
     """Processed laws of every prefix by the code under test, float32 [585, 8]."""
     return to_law(table.logits, law)

@@ -127,19 +127,28 @@ def parse_run(text: str) -> Run:
     return Run(text.strip(), settings, threshold, gate.get("score"))
 
 
-def runs_of(text: str) -> list[Run]:
+def runs_of(text: str, bundle: Bundle | None = None) -> list[Run]:
     """Rows of a list such as ``base ciar slack:allowance=2``; ``all`` stands for every strategy.
 
     Plain AR always comes first: it is what the others are compared to.
+
+    Args:
+        bundle: where given, ``all`` leaves out the strategies whose drafter it does not hold.
 
     Raises:
         InputError: a row cannot be read, or comes twice.
     """
     labels: list[str] = []
     for part in text.split():
-        labels += [one.name for one in all_strategies()] if part == "all" else [part]
+        labels += usable(bundle) if part == "all" else [part]
     runs = [parse_run(label) for label in dict.fromkeys(["base", *labels])]
     return runs
+
+
+def usable(bundle: Bundle | None) -> list[str]:
+    """Names of the strategies that a backbone has the models for; None is one that has all."""
+    eagle = bundle is None or bundle.has_eagle
+    return [one.name for one in all_strategies() if eagle or not one.uses_eagle]
 
 
 def compare(

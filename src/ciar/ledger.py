@@ -30,7 +30,8 @@ class Ledger:
         text_ms: wall time of text encoding, both sides.
         pixels_ms: wall time of decoding tokens to pixels.
         round_trips: messages that were answered: the opening and every request.
-        critical_round_trips: answers that the device had to wait for.
+        critical_round_trips: answers that the device had to wait for; waits for drafts that were on their
+            way at the same time count once.
         bytes_up: bytes from device to cloud.
         bytes_down: bytes from cloud to device.
         device_steps: forwards of the device model over one new token.

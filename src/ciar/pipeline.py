@@ -26,7 +26,6 @@ from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle
 from ciar.models.loading.open import open_bundle
-from ciar.models.vq import to_uint8
 from ciar.protocol.messages import MAX_PROMPT_CHARS, Open, OptionValue, Settings
 from ciar.transport.base import Transport
 from ciar.transport.inprocess import InProcessTransport
@@ -269,7 +268,7 @@ class Pipeline:
     def decode(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
         """Pixels of codes: [pictures][tokens] to uint8 [pictures, height, width, 3]."""
         codes = torch.tensor(tokens, device=self.bundle.device)
-        return to_uint8(self.bundle.vq.decode(codes)).cpu().numpy()
+        return self.bundle.pixels(codes).cpu().numpy()
 
 
 def draw_seed(seed: int | None, generator: torch.Generator | None) -> int:

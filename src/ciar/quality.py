@@ -182,6 +182,7 @@ def make_pictures(
             list(gates),
             scoring,
             codebook,
+            eagle=bundle.eagle if strategy.uses_eagle else None,
         ).run()
         with torch.inference_mode():
             codes = torch.tensor([picture.tokens for picture in pictures])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tiny_chameleon
 import tiny_llamagen
 import torch
 from tiny_llamagen import gpt_tensors, lantern, trainer_file, vq_tensors, write_sources
@@ -47,6 +48,26 @@ def test_from_files_to_a_picture(ciar: Ciar, folder: Path, downloads: Path) -> N
     code, _, err = ciar("generate", "a red cat", "--backbone", "one", "--out", "dog.png")
     assert code == 4
     assert "--strategy base" in err
+    assert "unexpected" not in err
+
+
+def test_anole_from_files_to_a_picture(ciar: Ciar, folder: Path, tmp_path: Path) -> None:
+    presets.PRESETS[tiny_chameleon.PRESET.name] = tiny_chameleon.PRESET
+    source = tiny_chameleon.write_hf(tmp_path / "anole-hf")
+    code, out, err = ciar("convert", str(source), "--out", "anole")
+    assert code == 0, err
+    assert "tiny-anole in bfloat16: anole" in out
+    assert "text/table.safetensors" in out
+    assert "text encoder yet" not in err
+    options = ("--backbone", "anole", "--strategy", "scd", "--force", "--out", "cat.png")
+    code, out, err = ciar("generate", "a red cat", *options)
+    assert code == 0, err
+    assert Path("cat.png").stat().st_size > 0
+    code, _, err = ciar("generate", "<eoss>", *options)
+    assert code == 2
+    assert "Describe the picture in words" in err
+    code, _, err = ciar("encode", "a cat", "--text", "anole", "--out", "features")
+    assert code == 4
     assert "unexpected" not in err
 
 

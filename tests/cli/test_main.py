@@ -87,7 +87,7 @@ def test_version(ciar: Ciar) -> None:
         (["generate", "x", "--payload", "zip"], "Known: ids, features"),
         (["serve", "--max-session", "3"], "Did you mean --max-sessions?"),
         (["draw", "x"], "Known: generate, serve"),
-        (["train"], "data, text, tokenizer, codes, backbone, device, gate, dual-encoder"),
+        (["train"], "data, text, tokenizer, codebook, codes, backbone, device, eagle, gate, dual-encoder"),
         (["eval"], "name the evaluation"),
         (["--guidence"], "there is no option --guidence"),
         (["generate", "a cat", "--seed", "1", "a dog"], "'a dog' was not expected here"),

@@ -19,7 +19,7 @@ from ciar.models.vq import VQConfig, VQModel
 from ciar.training.data.emoji import Icon
 
 Ciar = Callable[..., tuple[int, str, str]]
-LOOP_STAGES = ("tokenizer", "backbone", "device", "dual-encoder")
+LOOP_STAGES = ("tokenizer", "backbone", "device", "eagle", "dual-encoder")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ PROMPT = "a smiling cat"
 EVERY = [pytest.param(strategy, id=strategy.name) for strategy in all_strategies()]
 CLOUDED = [pytest.param(strategy, id=strategy.name) for strategy in all_strategies() if strategy.uses_cloud]
 #: Strategies whose pictures are those of base, not their law alone.
-SAME_AS_BASE = {"lossless", "scd"}
+SAME_AS_BASE = {"eagle2", "lossless", "scd", "ciar-stream"}
 
 
 @pytest.mark.parametrize("strategy", EVERY)
@@ -67,6 +67,7 @@ def test_a_batch_gives_the_pictures_of_the_wire(
         strategy,
         [ThresholdConfig("fixed", value=0.9).start(16) for _ in made],
         codebook=Codebook(tiny_bundle.vq.quantize.unit_codes().detach()),
+        eagle=tiny_bundle.eagle,
     ).run()
     wire = InProcessTransport(tiny_cloud)
     for settings, picture in zip(made, pictures, strict=True):

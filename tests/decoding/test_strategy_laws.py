@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from law_suite import (
+    ALL_THREE,
+    CLOUD,
+    DEVICES,
+    FITS,
+    MANY,
+    MISFITS,
+    PAIRS,
+    PLAIN,
+    WRONG_RESIDUALS,
+    P,
+    Q,
+    bank,
+    chain_misfit,
+    driven,
+    settings_of,
+)
 from table_cloud import (
     CODEBOOK,
     CODES,
     LENGTH,
     BankNoise,
-    Drafter,
-    LawTable,
     NoiseBank,
     TableSession,
     drawing_from,
@@ -40,58 +54,6 @@ import ciar.decoding.verify as verify
 from ciar.decoding.acceptance import Annealed, Grouped, Neighbourhood, Rule, Speculative, judged
 from ciar.decoding.sampling import SamplingLaw, choose, one_hot
 from ciar.decoding.strategy import Pass
-from ciar.protocol.messages import Settings
-
-FITS, MISFITS = 1e-3, 1e-6
-MANY = 200_000
-PLAIN = SamplingLaw()
-ALL_THREE = SamplingLaw(temperature=0.7, top_k=5, top_p=0.9)
-#: Laws of cloud and drafter.
-PAIRS: dict[str, tuple[SamplingLaw, SamplingLaw]] = {
-    "plain, plain": (PLAIN, PLAIN),
-    "cold, top-k": (SamplingLaw(temperature=0.7), SamplingLaw(top_k=3)),
-    "top-k, hot": (SamplingLaw(top_k=4), SamplingLaw(temperature=1.5)),
-    "all three, top-p": (ALL_THREE, SamplingLaw(top_p=0.7)),
-    "plain, greedy": (PLAIN, SamplingLaw(temperature=0.0)),
-    "entropy, plain": (SamplingLaw(entropy_heat=2.5), PLAIN),
-}
-CLOUD = LawTable.random(1)
-#: Devices that are right sometimes, always and never.
-DEVICES = {
-    "sometimes": CLOUD.near(2, scale=1.5),
-    "always": CLOUD,
-    "never": LawTable(-3.0 * CLOUD.logits),
-}
-
-
-@lru_cache(maxsize=1)
-def bank() -> NoiseBank:
-    return NoiseBank(MANY)
-
-
-def settings_of(strategy: str, law: SamplingLaw = PLAIN, window: int = 3, **options: Any) -> Settings:
-    heat = {"entropy_heat": law.entropy_heat} if law.entropy_heat else {}
-    return Settings(
-        strategy,
-        temperature=law.temperature,
-        top_k=law.top_k,
-        top_p=law.top_p,
-        window=window,
-        options=tuple((options | heat).items()),
-    )
-
-
-def driven(
-    settings: Settings, q: Tensor, count: int = 150, drafter: Drafter | None = None, **values: Any
-) -> np.ndarray:
-    """Pictures by the strategy itself."""
-    noise = values.pop("noise", BankNoise)
-    made = (
-        make_picture(CLOUD, settings, noise(bank(), i), drafter or drawing_from(q), device_laws=q, **values)
-        for i in range(count)
-    )
-    return np.array([device.tokens for device, _ in made])
-
 
 # --- exact ----------------------------------------------------------------------------------------
 
@@ -107,9 +69,13 @@ def test_speculative_is_exact(pair: str, device: str) -> None:
     for window in (1, 2, 3, 4) if pair == "plain, plain" else (3,):
         tokens = chain(bank(), table, window)
         assert law_p_value(tokens, CLOUD.joint(target)) > FITS
-        np.testing.assert_array_equal(
-            driven(settings_of("speculative", target, window), q, 100), tokens[:100]
-        )
+        for name in ("speculative", "dssd"):
+            np.testing.assert_array_equal(driven(settings_of(name, target, window), q, 100), tokens[:100])
+    # Every token of picospec is judged: a chain without an end.
+    endless = chain(bank(), table, LENGTH)
+    assert law_p_value(endless, CLOUD.joint(target)) > FITS
+    for window in (1, 2):
+        np.testing.assert_array_equal(driven(settings_of("picospec", target, window), q, 60), endless[:60])
 
 
 @pytest.mark.parametrize("pair", ["plain, plain", "all three, top-p", "entropy, plain"])
@@ -137,13 +103,12 @@ def test_a_greedy_cloud_gives_one_picture() -> None:
     greedy = SamplingLaw(temperature=0.0)
     q = laws(DEVICES["sometimes"], PLAIN)
     best = driven(settings_of("base", greedy), q, 1)[0]
-    for name in ("speculative", "sjd", "scd", "lossless", "cool-sd"):
+    for name in ("speculative", "dssd", "picospec", "sjd", "scd", "lossless", "cool-sd"):
         assert (driven(settings_of(name, greedy), q, 20) == best).all()
 
 
 # --- relaxed: one step's drift --------------------------------------------------------------------
 
-P, Q = laws(CLOUD, PLAIN), laws(DEVICES["sometimes"], PLAIN)
 RELAXED: dict[str, tuple[dict[str, Any], Callable[[int], Rule], int]] = {
     "cool-sd": ({"relaxation": 1.5, "decay": 0.7}, lambda w: Annealed(1.5, 0.7, w), 3),
     "lantern": (
@@ -268,7 +233,7 @@ def test_vvs_skips_every_other_chain_and_drifts_there_alone() -> None:
 
 
 @pytest.mark.parametrize("right", range(4))
-@pytest.mark.parametrize("name", ["speculative", "cool-sd", "lossless"])
+@pytest.mark.parametrize("name", ["speculative", "dssd", "cool-sd", "lossless"])
 def test_tokens_of_a_round(name: str, right: int) -> None:
     """Known fault A13: a draft that is right for its first tokens moves on by them and one more."""
     greedy = SamplingLaw(temperature=0.0)
@@ -335,12 +300,6 @@ def sharing(**lanes: Any) -> NoiseBank:
     return shared
 
 
-def chain_misfit(count: int = 800, **values: Any) -> bool:
-    q = values.pop("q", laws(DEVICES["sometimes"], ALL_THREE))
-    found = driven(settings_of("speculative", ALL_THREE), q, count, **values)
-    return law_p_value(found, CLOUD.joint(ALL_THREE)) < MISFITS
-
-
 def sjd_misfit(count: int = 800, **values: Any) -> bool:
     found = driven(settings_of("sjd", ALL_THREE), Q, count, **values)
     return law_p_value(found, CLOUD.joint(ALL_THREE)) < MISFITS
@@ -351,13 +310,6 @@ def test_without_a_fault_the_checks_pass() -> None:
     assert not window_misfit()
     assert not chain_misfit()
     assert not sjd_misfit()
-
-
-WRONG_RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "whole law": lambda p, q: p,
-    "wrong sign": lambda p, q: (q.exp() - p.exp()).clamp_min(1e-9).log().log_softmax(-1),
-    "absolute": lambda p, q: (p.exp() - q.exp()).abs().clamp_min(1e-9).log().log_softmax(-1),
-}
 
 
 @pytest.mark.parametrize("kind", WRONG_RESIDUALS)

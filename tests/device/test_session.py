@@ -17,6 +17,7 @@ from ciar.errors import CloudUnavailable, NumericalError, ProtocolError
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle, load_bundle
 from ciar.protocol.messages import Done, Draft, Open, Opened, Patch
+from ciar.transport.base import MoreDrafts
 from ciar.transport.faulty import Fault, FaultyTransport
 from ciar.transport.inprocess import InProcessTransport
 
@@ -188,9 +189,9 @@ def test_what_a_draft_says(tiny_bundle: Bundle, tiny_cloud: Cloud) -> None:
             session = tiny_cloud.open(message)
             answer = session.handle
 
-            def handle(draft: Draft) -> Any:
+            def handle(draft: Draft, more: MoreDrafts) -> Any:
                 drafts.append(draft)
-                return answer(draft)
+                return answer(draft, more)
 
             session.handle = handle  # type: ignore[method-assign]
             return session
@@ -275,7 +276,7 @@ class Scripted:
     def open(self, message: Open) -> Scripted:
         return self
 
-    def handle(self, draft: Draft) -> list[Patch | Done]:
+    def handle(self, draft: Draft, more: MoreDrafts) -> list[Patch | Done]:
         return self.answers
 
     def close(self) -> None:

@@ -67,3 +67,21 @@ def test_some_rows_alone() -> None:
 def test_no_cell_past_the_end() -> None:
     with pytest.raises(RuntimeError):
         cache_of().write(0, 23, block(1.0, 1.0))
+
+
+@pytest.mark.parametrize("chosen", [None, [0, 2]])
+def test_cells_can_be_added_and_moved(chosen: list[int] | None) -> None:
+    """A path of a tree moves to where its tokens' own keys lie; other rows keep theirs."""
+    cache = cache_of(rows=3)
+    cells = torch.arange(cache.cells.numel(), dtype=torch.float32).view_as(cache.cells)
+    cache.cells.copy_(cells)
+    larger = cache.with_room(40)
+    assert larger.cells.shape[4] >= 40 - cache.first
+    assert torch.equal(larger.cells[..., :19, :], cells)
+    assert larger.with_room(40) is larger
+    rows = range(3) if chosen is None else chosen
+    part = larger if chosen is None else larger.choose(torch.tensor(chosen))
+    part.move(torch.tensor([10, 12]), 9)  # cells 5 and 7 to 4 and 5
+    for row in range(3):
+        expected = [*range(4), 5, 7, *range(6, 19)] if row in rows else range(19)
+        assert torch.equal(larger.cells[:, :, row, :, :19], cells[:, :, row, :, list(expected)])

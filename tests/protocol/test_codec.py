@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import struct
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -23,6 +24,7 @@ from ciar.protocol import (
     Done,
     Draft,
     Error,
+    LawRow,
     Message,
     Open,
     Opened,
@@ -459,3 +461,77 @@ def test_options_that_do_not_leave(options: Any) -> None:
 def test_a_strategy_may_have_a_plus_in_its_name() -> None:
     message = dataclasses.replace(OPEN, settings=Settings("lantern++"))
     assert decode(encode(message)) == message
+
+
+# --- laws and chances -------------------------------------------------------------------------------
+
+
+def floats(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+HALVES = floats(math.log(0.5), math.log(0.5))
+TOLD = Draft(3, 5, (7, 300), (False, False), log_probs=floats(-0.5, -2.0))
+PATCHED = Patch(3, 5, (7,), (2,), 6, Cost(1, 2, 3.0), LawRow((4, 70000), HALVES))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [TOLD, PATCHED, dataclasses.replace(PATCHED, law=LawRow((), HALVES))],
+    ids=["draft", "law", "law of all codes"],
+)
+def test_chances_and_laws_travel(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_without_chances_and_laws_frames_are_those_of_older_versions() -> None:
+    for message, plain, more in (
+        (TOLD, dataclasses.replace(TOLD, log_probs=b""), 1),
+        (PATCHED, dataclasses.replace(PATCHED, law=LawRow()), 2),
+    ):
+        long, short = (msgpack.unpackb(encode(one)) for one in (message, plain))
+        assert short == long[:-more]
+        with pytest.raises(ProtocolError, match="fields, got"):
+            decode(msgpack.packb([*long, 0]))
+
+
+@pytest.mark.parametrize(
+    "log_probs",
+    [
+        *(b"", b"12345", "ab", None, floats(-1.0), floats(-1.0, -1.0, -1.0)),
+        *(floats(-1.0, bad) for bad in (math.nan, 0.1, -math.inf)),
+    ],
+    ids=repr,
+)
+def test_chances_that_are_refused(log_probs: Any) -> None:
+    """Known faults A2 and A3: NaN, a drawn token without any chance, numbers that are no probabilities."""
+    message = dataclasses.replace(TOLD, log_probs=log_probs)
+    if log_probs == b"":
+        assert decode(encode(message)) == message
+        return
+    with pytest.raises(ProtocolError):
+        encode(message)
+    frame = msgpack.packb([*msgpack.unpackb(encode(TOLD))[:-1], log_probs])
+    with pytest.raises(ProtocolError):
+        decode(frame)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        LawRow((4, 5), floats(-1.0)),
+        LawRow((5, 4), HALVES),
+        LawRow((4, 4), HALVES),
+        LawRow((4, 5), floats(math.log(0.5), math.log(0.6))),
+        LawRow((4, 5), floats(0.0, math.nan)),
+        LawRow((4, 5), floats(0.0, -math.inf)),
+        LawRow((4, 5), b""),
+        LawRow((), floats(-1.0)),
+        (HALVES,),
+    ],
+    ids=repr,
+)
+def test_laws_that_are_refused(law: Any) -> None:
+    """Known fault A2: a law must sum to 1."""
+    with pytest.raises(ProtocolError, match=r"patch\.law"):
+        check(dataclasses.replace(PATCHED, law=law))

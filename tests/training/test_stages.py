@@ -66,7 +66,7 @@ def stage(name: str, work: Path, *options: str) -> int:
 
 
 #: What follows data and text, in order.
-ORDER = ("tokenizer", "codebook", "codes", "backbone", "device", "gate", "dual-encoder", "assemble")
+ORDER = ("tokenizer", "codebook", "codes", "backbone", "device", "eagle", "gate", "dual-encoder", "assemble")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_the_assembled_backbone_draws(trained: Path) -> None:
         out = pipe(["a red ball", "a blue box flat"], seed=1, strategy=strategy.name)
         assert [picture.size for picture in out.images] == [(16, 16)] * 2
         found[strategy.name] = out.tokens
-    assert found["lossless"] == found["base"]
+    assert found["lossless"] == found["eagle2"] == found["base"]
     learned = pipe("a red ball", seed=1, score="learned", output_type="tokens")
     assert len(learned.tokens[0]) == 4
 

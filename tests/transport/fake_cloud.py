@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ciar.errors import InputError, ProtocolError
 from ciar.ledger import DECIDERS
 from ciar.protocol import Cost, Done, Draft, Open, Opened, Patch, Settings
-from ciar.transport.base import Connection, Transport
+from ciar.transport.base import Connection, MoreDrafts, Transport
 
 TOKENS = 16
 VOCAB_SIZE = 1000
@@ -38,7 +38,7 @@ class FakeSession:
         self._next_step = 0
         self._last: list[Patch | Done] = []
 
-    def handle(self, message: Draft) -> Iterator[Patch | Done]:
+    def handle(self, message: Draft, more: MoreDrafts = tuple) -> Iterator[Patch | Done]:
         cloud = self._cloud
         cloud.begun.release()
         if cloud.gate is not None:

@@ -55,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
     from ciar.quality import Judge, check_runs, evaluation_prompts
     from ciar.version import __version__
 
-    runs = runs_of(options.strategies)
-    check_runs(runs)
     bundle = load_bundle(options.backbone)
+    runs = runs_of(options.strategies, bundle)
+    check_runs(runs)
     data = needed(options.work / "data", "captions.json", "data")
     text = StaticTextEncoder.load(needed(options.work / "text", "text.json", "text"))
     the_judge = Judge.from_data(options.work / "dual-encoder", text, data)

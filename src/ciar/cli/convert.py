@@ -10,13 +10,14 @@ from ciar.cli.parser import Command
 
 DESCRIPTION = """\
 Makes a backbone folder of public checkpoints: the transformer, the image tokenizer and, if it is
-there, the text encoder or features of "ciar encode". Everything is checked first; a file that does
-not belong is refused with the reason. Nothing is downloaded."""
+there, the text encoder (for Anole its text tokenizer) or features of "ciar encode". Everything is
+checked first; a file that does not belong is refused with the reason. Nothing is downloaded."""
 
 EPILOG = """\
 examples:
   ciar convert t2i_XL_stage1_256.pt vq_ds16_t2i.pt flan-t5-xl/ --out llamagen-256
   ciar convert downloads/ --preset llamagen-xl-512 --out llamagen-512
+  ciar convert Anole-7b-v0.1-hf/ --out anole
   ciar generate "a red fox" --backbone llamagen-256 --strategy base
 """
 
@@ -28,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")
     parser.add_argument(
-        "--preset", metavar="NAME", help="llamagen-xl-256 or llamagen-xl-512 (default: as the files tell)"
+        "--preset",
+        metavar="NAME",
+        help="llamagen-xl-256, llamagen-xl-512 or anole-7b (default: as the files tell)",
     )
     parser.add_argument(
         "--dtype",
@@ -67,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     say(f"{made['preset']} in {made['dtype']}: {printable(made['folder'], 400)}")
     if made["text"] == "none":
         note("It has no text encoder yet: add flan-t5-xl/ to the sources, or see ciar encode --help.")
-    note("It has no device model yet, so it draws with --strategy base alone.")
+    note("It has no device model yet: use --strategy base, or another that runs on the cloud alone.")
     return 0
 
 

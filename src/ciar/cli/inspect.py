@@ -59,7 +59,8 @@ def inspect(what: str) -> dict[str, Any]:
     folder = load_bundle(what).folder
     found: dict[str, Any] = {"folder": str(folder)}
     for config in sorted(folder.rglob("*.json")):
-        if config.stat().st_size <= 64 * 1024:  # settings, not a vocabulary
+        # Settings, not a vocabulary.
+        if config.name != "tokenizer.json" and config.stat().st_size <= 64 * 1024:
             found[str(config.relative_to(folder))] = _read_json(config)
     for file in sorted(folder.rglob("*.safetensors")):
         found[str(file.relative_to(folder))] = weights_summary(file)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ciar.decoding.drafter import Drafter
+from ciar.decoding.eagle import EagleDrafter
 from ciar.decoding.rows import scattered_mask
 from ciar.decoding.sampling import guide
 from ciar.decoding.strategy import Pass, Scatter
 from ciar.models.cache import KVCache
 from ciar.models.device import DeviceModel
-from ciar.models.gpt import GPT
+from ciar.models.families import for_decoding
 from ciar.models.inference import InferenceGPT
 from ciar.models.text import TextFeatures
 
@@ -35,6 +38,8 @@ class Slot:
         text_mask: bool [rows, text], or None when no row has padding.
         prefill: float32 [vocab] guided logits of position 0.
         drafter: the cloud's own copy of the device model, or None.
+        eagle: the EAGLE drafter, where the strategy has one.
+        text: the prompt's embedded rows and their hidden states, [rows, text, dim] each.
         passes, token_rows, milliseconds: cost so far.
     """
 
@@ -43,6 +48,8 @@ class Slot:
     text_mask: Tensor | None
     prefill: Tensor
     drafter: Drafter | None = None
+    eagle: EagleDrafter | None = None
+    text: tuple[Tensor, Tensor] | None = None
     passes: int = 0
     token_rows: int = 0
     milliseconds: float = 0.0
@@ -50,11 +57,15 @@ class Slot:
 
 
 class CloudEngine:
-    """The cloud model and, when there is one, the cloud's copy of the device model."""
+    """The cloud model and, when there is one, the cloud's copy of the device model.
 
-    def __init__(self, model: GPT, device_model: DeviceModel | None = None) -> None:
-        self.model = InferenceGPT(model)
-        self.null = model.cls_embedding.uncond_embedding
+    Args:
+        model: an AR model of any family (``models.families``).
+        device_model: the copy.
+    """
+
+    def __init__(self, model: nn.Module, device_model: DeviceModel | None = None) -> None:
+        self.model = for_decoding(model)
         self.device_model = device_model
         self.device_trunk = None if device_model is None else InferenceGPT(device_model.trunk)
         self._lock = threading.Lock()
@@ -66,7 +77,7 @@ class CloudEngine:
 
         Args:
             text: features of the prompt.
-            negative: features of the negative prompt; None steers away from the null caption.
+            negative: features of the negative prompt; None steers away from the unconditional prompt.
             guidance: scale; 1 computes no unconditional row.
             device_text: the prompt's features as the device model reads them.
         """
@@ -79,26 +90,22 @@ class CloudEngine:
         return slot
 
     def _prefill(self, text: TextFeatures, negative: TextFeatures | None, guidance: float) -> Slot:
-        model, weight = self.model, self.model.embedding
-        features, mask = [text.features], [text.mask]
-        if guidance != 1.0:
-            # The null caption has the prompt's mask, as in training.
-            features.append(self.null.to(text.features) if negative is None else negative.features)
-            mask.append(text.mask if negative is None else negative.mask)
-        stacked_mask = torch.stack(mask).to(weight.device)
-        valid = int(stacked_mask.sum(dim=1).max())
-        rows = torch.stack(features)[:, -valid:].to(weight)
-        text_mask: Tensor | None = stacked_mask[:, -valid:]
-        if bool(stacked_mask[:, -valid:].all()):
-            text_mask = None
-        cache = model.new_cache(valid, len(features))
-        first = model.config.text_len - valid
-        attention = None if text_mask is None else self._mask(text_mask, valid, valid)
-        hidden = model.forward(model.embed_text(rows), first, cache, attention)
-        logits = model.head(hidden[:, -1])
-        return Slot(
-            cache, guidance, text_mask, self._guided(logits, guidance), passes=1, token_rows=len(rows)
-        )
+        model = self.model
+        prompt = model.read(text, negative, guidance != 1.0)
+        rows, valid, _ = prompt.x.shape
+        attention = None if prompt.mask is None else self._mask(prompt.mask, valid, valid)
+        hidden = model.forward(prompt.x, model.config.text_len - valid, prompt.cache, attention)
+        logits = self._guided(model.head(hidden[:, -1]), guidance)
+        kept = prompt.x, hidden
+        return Slot(prompt.cache, guidance, prompt.mask, logits, text=kept, passes=1, token_rows=rows)
+
+    @contextmanager
+    def turn(self, slot: Slot) -> Iterator[None]:
+        """A session's turn with the models: alone, and timed."""
+        began = time.perf_counter()
+        with self._lock, torch.inference_mode():
+            yield
+        slot.milliseconds += (time.perf_counter() - began) * 1e3
 
     def run(self, slot: Slot, request: Pass, features: Tensor | None = None) -> Tensor:
         """One pass.
@@ -128,6 +135,8 @@ class CloudEngine:
                 mask = self._mask(slot.text_mask, n, start + n - slot.cache.first)
             hidden = model.forward(x.expand(rows, -1, -1), start, slot.cache, mask)
             logits = self._guided(model.head(hidden[:, -request.want :]), slot.scale)
+            if slot.eagle is not None:
+                slot.eagle.saw(request.start, hidden)
         slot.passes += 1
         slot.token_rows += n * rows
         slot.milliseconds += (time.perf_counter() - began) * 1e3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +12,23 @@ import torch
 from torch import Tensor
 
 from ciar.cloud.engine import CloudEngine, Slot
+from ciar.cloud.trees import answer_tree, attach_eagle
 from ciar.decoding.codebook import Codebook
 from ciar.decoding.drafter import Drafter
 from ciar.decoding.features import feature_bytes, unpack_feature
 from ciar.decoding.noise import PictureNoise
 from ciar.decoding.options import law_of
 from ciar.decoding.sampling import to_law
-from ciar.decoding.strategy import AskCodebook, CloudRun, DeviceLaw, Pass, Scatter, get_strategy
+from ciar.decoding.strategy import (
+    AskCodebook,
+    CloudRun,
+    DeviceLaw,
+    Drain,
+    Pass,
+    Scatter,
+    TreeOp,
+    get_strategy,
+)
 from ciar.errors import CheckpointError, InputError, ProtocolError
 from ciar.ledger import DECIDERS
 from ciar.models.bundle import Bundle, load_bundle
@@ -37,12 +47,12 @@ class Cloud:
         self.backbone = bundle.name
         self.weights = bundle.weights
         device_model = bundle.device_model if bundle.config.get("devices") else None
-        self.engine = CloudEngine(bundle.gpt, device_model)
+        self.engine = CloudEngine(bundle.model, device_model)
 
     @cached_property
     def codebook(self) -> Codebook:
         """The tokenizer's codes, for strategies that ask how near they are."""
-        return Codebook(self.bundle.vq.quantize.unit_codes().detach())
+        return Codebook(self.bundle.codes)
 
     @classmethod
     def from_pretrained(cls, name_or_folder: str | Path, device: str = "cpu") -> Cloud:
@@ -82,7 +92,10 @@ class Cloud:
         warnings = text.warnings + (negative.warnings if negative else ())
         strategy.values(settings)
         law = law_of(settings)
+        eagle = self.bundle.eagle if strategy.uses_eagle else None
         slot = self.engine.open(text, negative, settings.guidance, text)
+        if eagle is not None:
+            attach_eagle(self.engine, slot, eagle, self.bundle.gpt)
         noise = PictureNoise(settings.seed, settings.image, total, vocab, self.bundle.device)
         run = CloudRun(settings, law, total, vocab, noise, list(message.history))
         run.decided = [DECIDERS[i] for i in deciders]
@@ -91,6 +104,11 @@ class Cloud:
         session.refill()
         session.announce_cost()
         return session
+
+
+def no_more() -> Sequence[Draft]:
+    """No draft came meanwhile."""
+    return ()
 
 
 class CloudSession:
@@ -121,10 +139,15 @@ class CloudSession:
             self.opened, passes=cost.passes, token_rows=cost.token_rows, cloud_ms=cost.cloud_ms
         )
 
-    def handle(self, draft: Draft) -> Iterator[Patch | Done]:
+    def handle(self, draft: Draft, more: Callable[[], Sequence[Draft]] = no_more) -> Iterator[Patch | Done]:
         """Answers a draft; patches come as soon as they are known.
 
         A repeat of the last draft is answered with the same messages again.
+
+        Args:
+            draft: what the device sent.
+            more: takes the drafts that came meanwhile, without waiting; a strategy that streams asks it
+                before every pass.
 
         Raises:
             ProtocolError: the draft does not fit the session.
@@ -133,13 +156,11 @@ class CloudSession:
         if draft.step == self._next_step - 1:
             yield from self._last
             return
-        self._check(draft)
-        self._next_step += 1
+        self._accept(draft)
         self._last = []
         run = self._run
-        self._keep_features(draft)
         half = self._strategy.cloud(run, draft)
-        reply: Tensor | Codebook | None = None
+        reply: Tensor | Codebook | list[Draft] | None = None
         while True:
             try:
                 op = half.send(reply)
@@ -152,10 +173,15 @@ class CloudSession:
                 reply = self._cloud.engine.run_scattered(self._slot, op)
             elif isinstance(op, DeviceLaw):
                 reply = self._device_law(op)
+            elif isinstance(op, TreeOp):
+                reply = answer_tree(self._cloud.engine, self._slot, op, run.tokens)
             elif isinstance(op, AskCodebook):
                 reply = self._cloud.codebook
+            elif isinstance(op, Drain):
+                # A step that was taken before is a repeat; its answers are on their way.
+                reply = [self._accept(one) for one in more() if one.step >= self._next_step]
             else:
-                patch = Patch(op.step, op.start, op.ids, op.decided, op.horizon, self._cost())
+                patch = replace(op, cost=self._cost())
                 self._last.append(patch)
                 yield patch
         if len(run.tokens) >= run.total:
@@ -167,13 +193,22 @@ class CloudSession:
         """Frees the session's cache."""
         self._slot.closed = True
 
+    def _accept(self, draft: Draft) -> Draft:
+        """Takes a draft that is due."""
+        self._check(draft)
+        self._next_step += 1
+        self._keep_features(draft)
+        return draft
+
     def _check(self, draft: Draft) -> None:
         run = self._run
         if draft.step != self._next_step:
             raise ProtocolError(
                 f"Draft {draft.step} came where {self._next_step} was due. Open a new session."
             )
-        if draft.start != len(run.tokens):
+        # Streamed drafts run ahead of what is known; their strategy sees that they leave no gap.
+        known = draft.start if self._strategy.streams else len(run.tokens)
+        if draft.start != known:
             raise ProtocolError(
                 f"The draft starts at {draft.start} but {len(run.tokens)} tokens are known. Resume with "
                 "the history."
@@ -182,7 +217,7 @@ class CloudSession:
             raise ProtocolError("A draft has one certainty flag for each id.")
         if any(not 0 <= i < run.vocab_size for i in draft.ids):
             raise ProtocolError(f"A drafted id is not below {run.vocab_size}.")
-        room = run.total - len(run.tokens)
+        room = run.total - known
         if not 0 < len(draft.ids) + draft.want <= room or (draft.ids and draft.want):
             raise ProtocolError(f"A draft holds ids or asks for tokens, 1 to {room} of them here.")
         self._check_features(draft)

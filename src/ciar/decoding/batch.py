@@ -9,14 +9,16 @@ may differ where two choices are within rounding; a lone run through a session i
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ciar.decoding.codebook import Codebook
+from ciar.decoding.eagle import EagleDrafter, keep_cells, tree_forward
+from ciar.decoding.exchange import redraw
 from ciar.decoding.gate import top_logits
 from ciar.decoding.noise import PictureNoise
 from ciar.decoding.options import law_of
@@ -29,20 +31,24 @@ from ciar.decoding.strategy import (
     DeviceLaw,
     DeviceRun,
     Gate,
+    GrowTree,
+    KeepPath,
     Pass,
     Proposal,
     Propose,
-    Receive,
+    Redraw,
     Scatter,
-    Send,
     Strategy,
+    TreeOp,
 )
+from ciar.decoding.timeline import Link, Timeline
 from ciar.errors import InputError
 from ciar.ledger import Ledger
 from ciar.models.device import DeviceModel
+from ciar.models.eagle import EagleModel
 from ciar.models.gpt import GPT
 from ciar.models.inference import InferenceGPT
-from ciar.protocol.messages import Draft, Patch, Settings
+from ciar.protocol.messages import Settings
 
 
 class RaggedTrunk:
@@ -66,6 +72,8 @@ class RaggedTrunk:
         attention = ((causal & mask[:, None, :]) | own)[:, None]
         x = self.model.embed_text(features.to(self.model.embedding))
         hidden = self.model.forward(x, config.text_len - text, self.cache, attention)
+        #: The text's embedded rows and their hidden states, [rows, text, dim] each.
+        self.text = x, hidden
         #: [rows, dim] hidden state that predicts image token 0.
         self.first_hidden = hidden[:, -1]
 
@@ -107,11 +115,13 @@ class _Job:
     device: DeviceRun
     cloud: CloudRun
     ledger: Ledger
-    half: Generator[Any, Any, None]
-    answers: Generator[Any, Any, None] | None = None
-    patches: list[Patch] | None = None
+    timeline: Timeline
     waiting: Any = None
     finished: bool = False
+    eagle: EagleDrafter | None = None
+
+
+_AT_ONCE = Link()
 
 
 class Batch:
@@ -127,6 +137,9 @@ class Batch:
         gates: one for each picture.
         score: the gate's score, or its name.
         codebook: the tokenizer's codes, where the strategy asks for them.
+        link: how long things take, for strategies whose devices stream; as it stands, the cloud answers
+            every draft before the device goes on.
+        eagle: the EAGLE drafter, where the strategy has one.
     """
 
     def __init__(
@@ -140,6 +153,8 @@ class Batch:
         gates: list[Gate],
         score: str | Scoring = "interval",
         codebook: Codebook | None = None,
+        link: Link = _AT_ONCE,
+        eagle: EagleModel | None = None,
     ) -> None:
         scales = {s.guidance for s in settings}
         laws = {law_of(s) for s in settings}
@@ -148,7 +163,7 @@ class Batch:
         self.strategy = strategy
         self.scale = scales.pop()
         self.law = laws.pop()
-        self.codebook = codebook
+        self.codebook, self.eagle = codebook, eagle
         for own in settings:
             strategy.values(own)
         self.cloud_model, self.device_model = cloud, device
@@ -176,7 +191,9 @@ class Batch:
             cloud_run = CloudRun(own, self.law, total, vocab, self.noises[i])
             prefill = int(strategy.uses_cloud)
             ledger = Ledger(tokens=total, cloud_passes=prefill, token_rows=prefill * self.guided)
-            self.jobs.append(_Job(i, run, cloud_run, ledger, strategy.device(run)))
+            answer = partial(strategy.cloud, cloud_run)
+            timeline = Timeline(strategy.device(run), answer, link, run.pace)
+            self.jobs.append(_Job(i, run, cloud_run, ledger, timeline))
 
     @torch.inference_mode()
     def run(self) -> list[BatchPicture]:
@@ -191,8 +208,10 @@ class Batch:
                 replies += zip(proposals, self._propose(proposals), strict=True)
             if passes:
                 replies += zip(passes, self._pass(passes), strict=True)
+            replies += [(j, self._redraw(j)) for j in waiting if isinstance(j.waiting, Redraw)]
             replies += [(j, self._device_law(j)) for j in waiting if isinstance(j.waiting, DeviceLaw)]
             replies += [(j, self._scatter(j)) for j in waiting if isinstance(j.waiting, Scatter)]
+            replies += [(j, self._tree(j)) for j in waiting if isinstance(j.waiting, TreeOp)]
             replies += [(j, self._codebook()) for j in waiting if isinstance(j.waiting, AskCodebook)]
             for job, reply in replies:
                 self._advance(job, reply)
@@ -201,52 +220,16 @@ class Batch:
     def _ledger(self, job: _Job) -> Ledger:
         job.ledger.decided = list(job.device.decided)
         job.ledger.discarded = job.device.discarded
+        job.ledger.round_trips = job.timeline.trips.answered
+        job.ledger.critical_round_trips = job.timeline.trips.critical
         return job.ledger
 
     def _advance(self, job: _Job, reply: Any) -> None:
         """Runs a picture's halves until a model is needed, or to its end."""
-        if job.answers is not None:
-            self._advance_cloud(job, reply)
-            if job.answers is not None:
-                return
-            reply = None
-        while True:
-            try:
-                op = job.half.send(reply)
-            except StopIteration:
-                job.finished, job.waiting = True, None
-                return
-            reply = None
-            if isinstance(op, Propose):
-                job.waiting = op
-                return
-            if isinstance(op, Send) and isinstance(op.message, Draft):
-                job.patches = []
-                job.ledger.round_trips += 1
-                job.answers = self.strategy.cloud(job.cloud, op.message)
-                self._advance_cloud(job, None)
-                if job.answers is not None:
-                    return
-            elif isinstance(op, Receive):
-                reply = (job.patches or []).pop(0)
-
-    def _advance_cloud(self, job: _Job, reply: Any) -> None:
-        assert job.answers is not None
-        while True:
-            try:
-                op = job.answers.send(reply)
-            except StopIteration:
-                job.answers = job.waiting = None
-                return
-            reply = None
-            if isinstance(op, Patch):
-                assert job.patches is not None
-                job.patches.append(op)
-            elif isinstance(op, Pass) and not op.ids:
-                reply = self.prefill[job.index][None]
-            else:
-                job.waiting = op
-                return
+        op = job.timeline.advance(reply)
+        while isinstance(op, Pass) and not op.ids:
+            op = job.timeline.advance(self.prefill[job.index][None])
+        job.waiting, job.finished = op, op is None
 
     def _pass(self, jobs: list[_Job]) -> list[Tensor]:
         assert self.cloud_model is not None
@@ -333,14 +316,24 @@ class Batch:
         noise = torch.stack(
             [self.noises[j.index].gumbel(p, 1)[0] for j, p in zip(jobs, positions, strict=True)]
         )
-        tokens = choose(law, noise).tolist()
+        chosen = choose(law, noise)
+        tokens = chosen.tolist()
         if not any(job.waiting.scored for job in jobs):
-            return [Proposal(token, math.nan) for token in tokens]
+            told = law.gather(-1, chosen[:, None])[:, 0].tolist()
+            return [Proposal(token, math.nan, log_prob=one) for token, one in zip(tokens, told, strict=True)]
         top = top_logits(centre)
         pictures = [job.index for job in jobs]
         before, states = [job.waiting.tokens for job in jobs], [self.states[i] for i in pictures]
         scores = self.scorer(Reading(pictures, before, tokens, hidden, centre, top, states))
         return [Proposal(token, score) for token, score in zip(tokens, scores, strict=True)]
+
+    def _redraw(self, job: _Job) -> int:
+        assert self.device_model is not None
+        tokens = job.waiting.tokens
+        self._feed_device([job], [tokens])
+        centre = self.device_model.head.centre_logits(self.states[job.index, len(tokens)])
+        own = to_law(centre, self.law, what="the device model")
+        return redraw(job.waiting.law, own, self.noises[job.index].residual(len(tokens)))
 
     def _device_law(self, job: _Job) -> Tensor:
         assert self.device_model is not None
@@ -361,6 +354,43 @@ class Batch:
         job.ledger.cloud_passes += 1
         job.ledger.token_rows += self.guided * len(request.ids)
         return self._guided(trunk.model.head(hidden))[0]
+
+    def _tree(self, job: _Job) -> Tensor | None:
+        """What a strategy asks about one picture's tree."""
+        trunk, op = self.cloud_trunk, job.waiting
+        halves = [job.index + self.count * i for i in range(self.guided)]
+        rows = torch.tensor(halves, device=trunk.mask.device)
+        if job.eagle is None:
+            job.eagle = self._eagle_drafter(rows)
+        if isinstance(op, GrowTree):
+            return job.eagle.grow(job.cloud.tokens, op)
+        first = trunk.model.config.text_len
+        if isinstance(op, KeepPath):
+            keep_cells(trunk.cache.choose(rows), first, op.known, op.nodes)
+            job.eagle.keep(op.nodes)
+            return None
+        known, fed = len(op.ids), len(op.ids) + len(op.nodes)
+        trunk.cache = trunk.cache.with_room(first + op.start + fed)
+        hidden = tree_forward(trunk.model, trunk.cache.choose(rows), op, trunk.mask[rows])
+        job.eagle.saw(op.start, hidden[:, :known])
+        job.eagle.hold(hidden[:, known:])
+        job.ledger.cloud_passes += 1
+        job.ledger.token_rows += self.guided * fed
+        return self._guided(trunk.model.head(hidden[:, known - 1 :]))[0]
+
+    def _eagle_drafter(self, rows: Tensor) -> EagleDrafter:
+        if self.eagle is None or self.cloud_model is None:
+            raise InputError(f"Strategy {self.strategy.name!r} needs an EAGLE drafter. Pass eagle=.")
+        text, hidden = (part[rows] for part in self.cloud_trunk.text)
+        return EagleDrafter(
+            self.eagle,
+            self.cloud_model,
+            self.scale,
+            folded=self.cloud_trunk.model.norm is None,
+            text=text,
+            hidden=hidden,
+            text_mask=self.cloud_trunk.mask[rows],
+        )
 
     def _codebook(self) -> Codebook:
         if self.codebook is None:

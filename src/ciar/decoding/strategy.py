@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ciar.decoding.options import Option, OptionValues, read_options
 from ciar.decoding.sampling import SamplingLaw
-from ciar.errors import InputError
+from ciar.errors import InputError, ProtocolError
 from ciar.ledger import DECIDERS, Decider
-from ciar.protocol.messages import Draft, Message, Patch, Settings
+from ciar.protocol.messages import Draft, LawRow, Message, Patch, Settings
 
 
 class Noise(Protocol):
@@ -60,11 +60,13 @@ class Proposal:
         token: its choice under the picture's noise.
         score: the gate's uncertainty score; larger is less certain.
         feature: int8 interval feature of the token, when the payload is ``features``.
+        log_prob: the token's log-probability under the device's law, where it was asked for; else NaN.
     """
 
     token: int
     score: float
     feature: bytes = b""
+    log_prob: float = math.nan
 
 
 # --- what a device half may ask for -----------------------------------------------------------
@@ -77,10 +79,27 @@ class Propose:
     Attributes:
         tokens: the tokens so far.
         scored: whether the gate's score is wanted, which may cost as much as the step; else it is NaN.
+        chance: whether the token's log-probability is wanted.
     """
 
     tokens: list[int]
     scored: bool = True
+    chance: bool = False
+
+
+@dataclass(frozen=True)
+class Redraw:
+    """Ask for the token that takes a rejected one's place: a draw from what the cloud's law has more.
+
+    The reply is a token of ``norm((p - q)+)``, q being the device's own law after ``tokens``.
+
+    Attributes:
+        tokens: the tokens before the position.
+        law: the cloud's law there, p.
+    """
+
+    tokens: list[int]
+    law: LawRow
 
 
 @dataclass(frozen=True)
@@ -92,9 +111,15 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """Wait for the cloud's next :class:`Patch`. ``critical``: the device can do nothing else."""
+    """Ask for the cloud's next :class:`Patch`.
+
+    Attributes:
+        critical: the device can do nothing else until it comes.
+        wait: wait for it; else the reply is None where none has come yet.
+    """
 
     critical: bool = True
+    wait: bool = True
 
 
 @dataclass(frozen=True)
@@ -104,8 +129,27 @@ class Commit:
     done: int
 
 
-DeviceOp = Propose | Send | Receive | Commit
+DeviceOp = Propose | Redraw | Send | Receive | Commit
 DeviceHalf = Generator[DeviceOp, Any, None]
+
+
+@dataclass
+class Pace:
+    """What a device has measured of its picture so far, in milliseconds; 0 is not known yet.
+
+    Whoever drives the device half writes it: a strategy has no clock.
+
+    Attributes:
+        step_ms: one proposal.
+        pass_ms: one pass of the cloud, beside its rows.
+        row_ms: each position of a pass.
+        round_trip_ms: there and back, without the cloud's passes.
+    """
+
+    step_ms: float = 0.0
+    pass_ms: float = 0.0
+    row_ms: float = 0.0
+    round_trip_ms: float = 0.0
 
 
 @dataclass
@@ -120,6 +164,7 @@ class DeviceRun:
         decided: who decided each token.
         step: number of the next draft.
         discarded: drafted tokens thrown away before anyone judged them.
+        pace: how fast device, cloud and network are.
     """
 
     settings: Settings
@@ -129,6 +174,7 @@ class DeviceRun:
     decided: list[Decider] = field(default_factory=list)
     step: int = 0
     discarded: int = 0
+    pace: Pace = field(default_factory=Pace)
 
     def apply(self, patch: Patch) -> None:
         """Puts the cloud's tokens, and who decided them, in place of everything from its start on.
@@ -138,6 +184,30 @@ class DeviceRun:
         self.discarded += max(0, len(self.tokens) - patch.start - len(patch.ids))
         self.tokens[patch.start :] = patch.ids
         self.decided[patch.start :] = [DECIDERS[i] for i in patch.decided]
+
+    def merge(self, patch: Patch) -> int:
+        """Puts the cloud's tokens over those that are not final, and keeps what was drafted behind them.
+
+        ``decided`` holds the deciders of the final tokens alone. A patch that makes nothing final, such as
+        one that comes twice, changes nothing.
+
+        Returns:
+            How many tokens became final.
+
+        Raises:
+            ProtocolError: the patch leaves a gap, or calls tokens final that it does not hold.
+        """
+        known = len(self.decided)
+        fresh = patch.horizon - known
+        if fresh <= 0:
+            return 0
+        if patch.start > known or patch.horizon > patch.start + len(patch.ids):
+            raise ProtocolError("The cloud's patch does not hold the tokens that it calls final.")
+        ids = patch.ids[known - patch.start :]
+        self.tokens[known : known + len(ids)] = ids
+        new = patch.decided[known - patch.start : patch.horizon - patch.start]
+        self.decided += [DECIDERS[i] for i in new]
+        return fresh
 
     def next_step(self) -> int:
         """Number of the draft that is about to be sent."""
@@ -204,7 +274,63 @@ class AskCodebook:
     """Ask for the tokenizer's codes. The reply is a :class:`ciar.decoding.codebook.Codebook`."""
 
 
-CloudOp = Pass | Scatter | DeviceLaw | AskCodebook | Patch
+@dataclass(frozen=True)
+class Drain:
+    """Ask for the drafts that came while this one was answered. The reply is a list of :class:`Draft`,
+    often empty; they are answered by the patches that follow."""
+
+
+@dataclass(frozen=True)
+class GrowTree:
+    """Ask the EAGLE drafter for the laws behind the known tokens, or behind further nodes of a tree there.
+
+    Without ids a new tree begins: the drafter reads what the cloud has seen of ``CloudRun.tokens``, and
+    the reply is its guided logits of the next token, float32 [1, vocab]. With ids these nodes are fed, and
+    the reply is the logits behind each, float32 [n, vocab].
+
+    Attributes:
+        ids: tokens of the nodes.
+        parents: for each the number of its parent among the nodes fed so far, -1 being the last known token.
+    """
+
+    ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TreePass:
+    """Ask for one forward of the cloud model over known tokens and a tree of guesses behind them.
+
+    The reply is guided logits, float32 [1 + nodes, vocab]: of the position after the last known token,
+    then of the one after each node, given its ancestors.
+
+    Attributes:
+        start, ids: known tokens whose keys are missing, at least the last one.
+        nodes: tokens of the tree.
+        parents: for each the number of its parent, which comes before it; -1 is the last known token.
+    """
+
+    start: int
+    ids: list[int]
+    nodes: list[int]
+    parents: list[int]
+
+
+@dataclass(frozen=True)
+class KeepPath:
+    """Make a path of the last tree known: its keys move to where known tokens have theirs.
+
+    Attributes:
+        known: tokens that were known before the tree.
+        nodes: numbers of the path's nodes in the last :class:`TreePass`, from the root on; may be none.
+    """
+
+    known: int
+    nodes: tuple[int, ...]
+
+
+TreeOp = GrowTree | TreePass | KeepPath
+CloudOp = Pass | Scatter | DeviceLaw | AskCodebook | Drain | TreeOp | Patch
 CloudHalf = Generator[CloudOp, Any, None]
 
 
@@ -222,6 +348,7 @@ class CloudRun:
         decided: who decided each token.
         fed: image positions whose keys the cache holds, given ``tokens``.
         features: int8 interval features by position, when the device sends them.
+        kept: what a strategy keeps from one draft to the next, beside the tokens.
     """
 
     settings: Settings
@@ -233,6 +360,7 @@ class CloudRun:
     decided: list[Decider] = field(default_factory=list)
     fed: int = 0
     features: dict[int, bytes] = field(default_factory=dict)
+    kept: Any = None
 
     @property
     def grid(self) -> int:
@@ -254,6 +382,8 @@ class Strategy(ABC):
         uses_device: whether it needs a device model.
         uses_cloud: whether it needs a cloud.
         injects: whether interval features may be added to the embeddings of accepted tokens.
+        streams: whether the device may send drafts before earlier ones are answered.
+        uses_eagle: whether the cloud needs an EAGLE drafter.
     """
 
     name: ClassVar[str]
@@ -266,6 +396,8 @@ class Strategy(ABC):
     uses_device: ClassVar[bool] = True
     uses_cloud: ClassVar[bool] = True
     injects: ClassVar[bool] = False
+    streams: ClassVar[bool] = False
+    uses_eagle: ClassVar[bool] = False
 
     def values(self, settings: Settings) -> OptionValues:
         """The strategy's options as given, with defaults for the rest.

@@ -15,20 +15,32 @@ import torch
 from torch import Tensor
 
 from ciar.decoding.drafter import Drafter
+from ciar.decoding.exchange import redraw
 from ciar.decoding.features import pack_feature
 from ciar.decoding.gate import TopLogits, top_logits
 from ciar.decoding.noise import PictureNoise
 from ciar.decoding.options import law_of
+from ciar.decoding.pacing import NEWEST, PassTimes
 from ciar.decoding.sampling import SamplingLaw, choose, to_law
 from ciar.decoding.scorer import Reading, Scorer, make_scorer, scoring_of
-from ciar.decoding.strategy import Commit, DeviceRun, Proposal, Propose, Receive, Send, Strategy
+from ciar.decoding.strategy import (
+    Commit,
+    DeviceRun,
+    Proposal,
+    Propose,
+    Receive,
+    Redraw,
+    Send,
+    Strategy,
+)
+from ciar.decoding.trips import RoundTrips
 from ciar.errors import CloudUnavailable, ProtocolError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import DECIDERS, Ledger
 from ciar.models.bundle import Bundle
 from ciar.models.text import TextFeatures
-from ciar.protocol.messages import Cost, Message, Open, Opened, Patch
-from ciar.transport.base import Connection, Transport
+from ciar.protocol.messages import Cost, Draft, Message, Open, Opened, Patch
+from ciar.transport.base import Connection, ReceiveTimeout, Transport
 
 #: Called with the tokens done so far and the ledger; False stops the picture cleanly.
 Progress = Callable[[int, Ledger], bool | None]
@@ -68,8 +80,8 @@ class Proposer:
         self.drafter, self.law, self.noise, self.scorer, self.features = drafter, law, noise, scorer, features
 
     @torch.inference_mode()
-    def propose(self, tokens: list[int], scored: bool = True) -> Proposal:
-        """The device's proposal for the position after ``tokens``; without a score if none is wanted."""
+    def propose(self, tokens: list[int], scored: bool = True, chance: bool = False) -> Proposal:
+        """The device's proposal for the position after ``tokens``, with what is wanted beside it."""
         hidden = self.drafter.hidden(tokens)
         centre = self.drafter.model.head.centre_logits(hidden)
         top = top_logits(centre)
@@ -82,16 +94,27 @@ class Proposer:
         feature = b""
         if self.features:
             feature = pack_feature(self.drafter.features(len(tokens), 1)[0])
-        return Proposal(token, score, feature)
+        log_prob = float(self._law(centre, len(tokens))[token]) if chance else math.nan
+        return Proposal(token, score, feature, log_prob)
+
+    @torch.inference_mode()
+    def redraw(self, op: Redraw) -> int:
+        """The token in a rejected one's place."""
+        centre = self.drafter.model.head.centre_logits(self.drafter.hidden(op.tokens))
+        position = len(op.tokens)
+        return redraw(op.law, self._law(centre, position), self.noise.residual(position))
+
+    def _law(self, centre: Tensor, position: int) -> Tensor:
+        return to_law(centre, self.law, what=f"the device model at position {position}")
 
     def _choose(self, centre: Tensor, top: TopLogits, noise: Tensor, position: int) -> int:
         """The law's choice; from the most likely codes alone where the law lies within them."""
         law = self.law
         direct = law.plain and law.top_k == len(top.values) and law.top_p == 1.0 and law.temperature > 0.0
         if not direct:
-            return int(choose(to_law(centre, law, what=f"the device model at position {position}"), noise))
+            return int(choose(self._law(centre, position), noise))
         if not math.isfinite(float(top.values[0])):
-            to_law(centre, law, what=f"the device model at position {position}")  # says what is wrong
+            self._law(centre, position)  # says what is wrong
         # A law and its logits differ by a constant, which no choice depends on.
         return int(top.indices[(top.values / law.temperature + noise[top.indices]).argmax()])
 
@@ -130,7 +153,9 @@ class DeviceSession:
         self.run_state = DeviceRun(settings, bundle.total, threshold.start(judged))
         self._horizon = 0  # every position before it is final
         self._connected = False
-        self._answered = -1  # the last draft that was answered
+        self._trips = RoundTrips()
+        self._pass_times = PassTimes()
+        self._sent_at: list[float] = []  # when each draft of the connection left, in seconds
         self.proposer: Proposer | None = None
         if strategy.uses_device:
             began = time.perf_counter()
@@ -165,6 +190,9 @@ class DeviceSession:
                 self.ledger.discarded += len(run.tokens) - final
                 del run.tokens[final:], run.decided[final:]
                 run.step = 0
+        if len(run.decided) < len(run.tokens):  # stopped with drafts on their way
+            self.ledger.discarded += len(run.tokens) - len(run.decided)
+            del run.tokens[len(run.decided) :]
         self.ledger.decided = list(run.decided)
         if self.proposer is not None:
             self.ledger.device_steps = self.proposer.drafter.steps
@@ -186,6 +214,7 @@ class DeviceSession:
         run = self.run_state
         connection = self.transport.connect()
         deciders = tuple(DECIDERS.index(d) for d in run.decided)
+        began = time.perf_counter()
         try:
             connection.send(replace(self.message, history=tuple(run.tokens), history_decided=deciders))
             opened = connection.receive()
@@ -198,7 +227,8 @@ class DeviceSession:
             raise
         self.warnings = opened.warnings
         self._connected = True
-        self._answered = -1
+        self._trips, self._sent_at = RoundTrips(), []
+        run.pace.round_trip_ms = max(0.0, (time.perf_counter() - began) * 1e3 - opened.cloud_ms)
         self._count(Cost(opened.passes, opened.token_rows, opened.cloud_ms))
         self.ledger.round_trips += 1
         self.ledger.critical_round_trips += 1
@@ -213,27 +243,42 @@ class DeviceSession:
             except StopIteration:
                 return False
             reply = None
-            if isinstance(op, Propose):
+            if isinstance(op, Propose | Redraw):
                 assert self.proposer is not None, "a strategy that proposes uses a device model"
                 began = time.perf_counter()
-                reply = self.proposer.propose(op.tokens, op.scored)
-                self.ledger.device_ms += (time.perf_counter() - began) * 1e3
+                if isinstance(op, Propose):
+                    reply = self.proposer.propose(op.tokens, op.scored, op.chance)
+                else:
+                    reply = self.proposer.redraw(op)
+                spent_ms = (time.perf_counter() - began) * 1e3
+                self.ledger.device_ms += spent_ms
+                self.run_state.pace.step_ms = _mean(self.run_state.pace.step_ms, spent_ms)
             elif isinstance(op, Send):
                 assert connection is not None, "a strategy that sends uses a cloud"
+                if isinstance(op.message, Draft):
+                    self._trips.sent(op.message)
+                    self._sent_at.append(time.perf_counter())
                 connection.send(op.message)
             elif isinstance(op, Receive):
                 assert connection is not None, "a strategy that receives uses a cloud"
-                reply = self._receive(connection, critical=op.critical)
+                reply = self._receive(connection, op)
             elif isinstance(op, Commit):
                 self.ledger.decided = self.run_state.decided
                 if progress is not None and progress(op.done, self.ledger) is False:
                     half.close()
                     return True
 
-    def _receive(self, connection: Connection, *, critical: bool) -> Patch:
-        message: Message = connection.receive()
-        while isinstance(message, Patch) and message.step < self.run_state.step - 1:
-            message = connection.receive()  # a repeat of an answer that was taken long ago
+    def _receive(self, connection: Connection, op: Receive) -> Patch | None:
+        """The next patch, or None where none has come and none is to be waited for."""
+        wait_s = None if op.wait else 0.0
+        try:
+            message: Message = connection.receive(wait_s)
+            while isinstance(message, Patch) and self._is_repeat(message):
+                message = connection.receive(wait_s)
+        except ReceiveTimeout:
+            if op.wait:
+                raise
+            return None
         if not isinstance(message, Patch):
             raise ProtocolError(f"The cloud sent {type(message).__name__} where a patch was due.")
         run = self.run_state
@@ -243,14 +288,36 @@ class DeviceSession:
         if any(not 0 <= i < vocab for i in message.ids):
             raise ProtocolError(f"The cloud's patch holds an id that is not below {vocab}.")
         self._count(message.cost)
-        self._horizon = message.horizon
-        if message.step != self._answered:  # further patches of one draft are no further round trips
-            self.ledger.round_trips += 1
-            self.ledger.critical_round_trips += critical
-        self._answered = message.step
+        self._horizon = max(self._horizon, message.horizon) if self.strategy.streams else message.horizon
+        self._note_trip(message, waited=op.critical)
         return message
+
+    def _is_repeat(self, patch: Patch) -> bool:
+        """Whether it answers a draft that was answered long ago. Streamed drafts are answered late anyway,
+        and a patch that makes nothing final changes nothing."""
+        return not self.strategy.streams and patch.step < self.run_state.step - 1
+
+    def _note_trip(self, patch: Patch, *, waited: bool) -> None:
+        trips, pace = self._trips, self.run_state.pace
+        answered, critical = trips.answered, trips.critical
+        trips.received(patch, waited)
+        self.ledger.round_trips += trips.answered - answered
+        self.ledger.critical_round_trips += trips.critical - critical
+        if passes := patch.cost.passes:
+            guided = 1 if self.message.settings.guidance == 1.0 else 2
+            self._pass_times.seen(patch.cost.token_rows / passes / guided, patch.cost.cloud_ms / passes)
+            pace.pass_ms, pace.row_ms = self._pass_times.split()
+        if trips.answered > answered:
+            # What is left of the wait is the network's, or less: drafts may have waited for their turn.
+            spent_ms = (time.perf_counter() - self._sent_at[patch.step]) * 1e3 - patch.cost.cloud_ms
+            pace.round_trip_ms = min(pace.round_trip_ms, max(0.0, spent_ms))
 
     def _count(self, cost: Cost) -> None:
         self.ledger.cloud_passes += cost.passes
         self.ledger.token_rows += cost.token_rows
         self.ledger.cloud_ms += cost.cloud_ms
+
+
+def _mean(before: float, newest: float) -> float:
+    """A running mean; what comes first counts whole."""
+    return newest if before == 0.0 else before + NEWEST * (newest - before)

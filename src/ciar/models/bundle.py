@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ciar.errors import CheckpointError, InputError
 from ciar.intervals.gates import gate_named, share_threshold
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.checkpoint import build_from, folder_digest, models_digest, read_tensors
 from ciar.models.device import DeviceConfig, DeviceModel
-from ciar.models.gpt import GPT, GPTConfig
+from ciar.models.eagle import EagleModel
+from ciar.models.families import FAMILIES
+from ciar.models.family import ImageTokenizer, Sizes
+from ciar.models.gpt import GPT
 from ciar.models.inference import InferenceGPT
 from ciar.models.text import TextEncoder
 from ciar.models.text_kinds import TextConfig, open_text_encoder
@@ -144,7 +147,8 @@ class Bundle:
         self.device = torch.device(device)
         try:
             self.name: str = config["name"]
-            self.gpt_config = GPTConfig.from_dict(config["gpt"])
+            self.family = FAMILIES[config.get("family", "llamagen")]
+            self.gpt_config: Sizes = self.family.config(config["gpt"])
             self.vq_config = VQConfig.from_dict(config["vq"])
             self.defaults = Defaults.from_dict(config.get("defaults", {}))
             self.text_config = TextConfig.from_dict(config.get("text", {}))
@@ -171,14 +175,51 @@ class Bundle:
         return self.gpt_config.tokens
 
     @cached_property
-    def gpt(self) -> GPT:
-        """The cloud model."""
-        return self._load(lambda: GPT(self.gpt_config), "gpt", self.dtype)
+    def model(self) -> nn.Module:
+        """The cloud model, of any family."""
+        return self._load(lambda: self.family.model(self.gpt_config), "gpt", self.dtype)
 
     @cached_property
+    def image_tokenizer(self) -> nn.Module:
+        """The tokenizer, of any family; always float32."""
+        return self._load(lambda: self.family.vq(self.vq_config), "vq")
+
+    @property
+    def gpt(self) -> GPT:
+        """The cloud model, for what works with the LlamaGen family alone.
+
+        Raises:
+            InputError: it is of another family.
+        """
+        return self._of_llamagen(self.model, GPT)
+
+    @property
     def vq(self) -> VQModel:
-        """The tokenizer; always float32."""
-        return self._load(lambda: VQModel(self.vq_config), "vq")
+        """The tokenizer, for what works with the LlamaGen family alone.
+
+        Raises:
+            InputError: it is of another family.
+        """
+        return self._of_llamagen(self.image_tokenizer, VQModel)
+
+    def _of_llamagen(self, module: nn.Module, kind: type[Module]) -> Module:
+        if not isinstance(module, kind):
+            raise InputError(
+                f"This works with backbones of the LlamaGen family, and {self.name} is of the family "
+                f"{self.family.title}. Choose another with --backbone."
+            )
+        return module
+
+    @cached_property
+    def codes(self) -> Tensor:
+        """The tokenizer's codes as they are decoded, float32 [codes, dim]."""
+        return self.family.codes(self.image_tokenizer).detach()
+
+    @torch.inference_mode()
+    def pixels(self, codes: Tensor) -> Tensor:
+        """Pictures of codes: int64 [batch, tokens] to uint8 [batch, height, width, 3]."""
+        tokenizer: ImageTokenizer = self.image_tokenizer  # type: ignore[assignment]  # a module has it
+        return self.family.pixels(tokenizer.decode(codes))
 
     @cached_property
     def device_model(self) -> DeviceModel:
@@ -191,6 +232,27 @@ class Bundle:
             )
         config = DeviceConfig.from_dict(self.config["devices"][stem])
         return self._load(lambda: DeviceModel(config), stem)
+
+    @property
+    def has_eagle(self) -> bool:
+        """Whether the folder holds an EAGLE drafter."""
+        return (self.folder / "eagle.safetensors").is_file()
+
+    @cached_property
+    def eagle(self) -> EagleModel:
+        """The EAGLE drafter of the cloud model.
+
+        Raises:
+            CheckpointError: there is none.
+            InputError: the cloud model is of a family for which there is none.
+        """
+        config = self.gpt.config
+        if not self.has_eagle:
+            raise CheckpointError(
+                f"{self.folder} holds no EAGLE drafter. Train one with ciar train eagle and pack it with "
+                "ciar train assemble, or use another strategy."
+            )
+        return self._load(lambda: EagleModel(config), "eagle", self.dtype)
 
     @cached_property
     def device_trunk(self) -> InferenceGPT:
@@ -246,7 +308,7 @@ def load_bundle(
     if preset is not None:
         raise InputError(
             f"The weights of {preset.name} do not ship with ciar. Convert the public files and pass the "
-            f"folder: ciar convert {' '.join(preset.files[:2])} flan-t5-xl/ --preset {preset.name} --out DIR"
+            f"folder: {preset.command}"
         )
     known = ", ".join(sorted(p.parent.name for p in EMBEDDED.glob("*/config.json"))) or "none"
     raise InputError(
@@ -258,7 +320,7 @@ def load_bundle(
 def write_config(
     folder: Path,
     name: str,
-    gpt: GPTConfig,
+    gpt: Sizes,
     vq: VQConfig,
     devices: dict[str, DeviceConfig],
     defaults: Defaults,
@@ -271,8 +333,9 @@ def write_config(
         name: of the backbone.
         gpt, vq, devices: sizes of its parts; devices by file stem.
         defaults: what it uses where the user asks for nothing else.
-        further: ``dtype`` (what the cloud model runs in), ``text`` (kind of text encoder), and what is
-            worth knowing of the origin. Left out, the model runs in float32 with a word-piece table.
+        further: ``family`` (of the models), ``dtype`` (what the cloud model runs in), ``text`` (kind of
+            text encoder), and what is worth knowing of the origin. Left out, it is a LlamaGen model in
+            float32 with a word-piece table.
     """
     document = config_document(name, gpt, vq, devices, defaults, **further)
     folder.mkdir(parents=True, exist_ok=True)
@@ -281,7 +344,7 @@ def write_config(
 
 def config_document(
     name: str,
-    gpt: GPTConfig,
+    gpt: Sizes,
     vq: VQConfig,
     devices: dict[str, DeviceConfig],
     defaults: Defaults,

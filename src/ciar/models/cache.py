@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ciar.models.gpt import GPTConfig
@@ -59,6 +60,28 @@ class KVCache:
         if len(rows) == self.cells.shape[2]:
             return KVCache(self.cells, self.first)
         return KVCache(self.cells, self.first, rows)
+
+    def with_room(self, end: int) -> KVCache:
+        """The same keys with cells up to position ``end`` at least; itself where there are so many."""
+        missing = end - self.first - self.cells.shape[4]
+        if missing <= 0:
+            return self
+        # In large steps: trees reach one cell further with every token.
+        return KVCache(F.pad(self.cells, (0, 0, 0, -(-missing // 64) * 64)), self.first, self.chosen)
+
+    def move(self, sources: Tensor, start: int) -> None:
+        """Copies cells to consecutive ones, in all layers of the chosen rows.
+
+        Args:
+            sources: int64 [n] positions of the cells.
+            start: position of the first cell that is overwritten.
+        """
+        low, where = start - self.first, sources - self.first
+        if self.chosen is None:
+            self.cells[:, :, :, :, low : low + len(where)] = self.cells[:, :, :, :, where]
+        else:
+            moved = self.cells[:, :, self.chosen][:, :, :, :, where]
+            self.cells[:, :, self.chosen, :, low : low + len(where)] = moved
 
     def write(self, layer: int, start: int | Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
         """Stores a block and returns all keys and values up to its end.

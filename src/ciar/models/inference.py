@@ -73,7 +73,14 @@ class InferenceGPT:
         """Codes [...] to [..., dim]."""
         return self.embedding[ids]
 
-    def forward(self, x: Tensor, start: int | Tensor, cache: KVCache, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        start: int | Tensor,
+        cache: KVCache,
+        mask: Tensor | None = None,
+        cells: Tensor | None = None,
+    ) -> Tensor:
         """Runs one block of positions over the cache, consecutive ones unless ``start`` says otherwise.
 
         Args:
@@ -87,6 +94,8 @@ class InferenceGPT:
                 cells up to the last input's. None is plain causal attention over everything that
                 the cache holds; rows that start at different positions, and positions that are not
                 consecutive, need a mask.
+            cells: int64 [rows, n], the position of the cell that each input is stored in, where it is not
+                the input's own: for trees, whose nodes share positions.
 
         Returns:
             [rows, n, dim]; pass it to :meth:`head`.
@@ -100,15 +109,15 @@ class InferenceGPT:
                 mask = torch.ones(n, length, dtype=torch.bool, device=x.device).tril(length - n)
         else:
             # Padding behind the last position has no row in the table; any row will do for it.
-            cells = start if start.ndim == 2 else start[:, None] + torch.arange(n, device=x.device)
-            table = self.table[cells.clamp_max(len(self.table) - 1)]  # [rows, n, 3, 1, head_dim / 2]
+            where = start if start.ndim == 2 else start[:, None] + torch.arange(n, device=x.device)
+            table = self.table[where.clamp_max(len(self.table) - 1)]  # [rows, n, 3, 1, head_dim / 2]
         if mask is not None:  # once here, where attention would do it in every layer
             mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, -torch.inf)
         x = x.reshape(rows * n, dim)
         for i, layer in enumerate(self.layers):
             qkv = _normed(x, layer.attention_norm, eps) @ layer.wqkv
             queries, fresh = _rotated(qkv.view(rows, n, 3, heads, -1), table)
-            keys, values = cache.write(i, start, fresh)
+            keys, values = cache.write(i, start if cells is None else cells, fresh)
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
             x = torch.addmm(x, mixed.transpose(1, 2).reshape(rows * n, dim), layer.wo)
             both = _normed(x, layer.ffn_norm, eps) @ layer.w13

@@ -14,11 +14,11 @@ from ciar.models.text import StaticTextEncoder, TextEncoder
 
 #: Environment variable: a folder in which the features of prompts are kept between processes.
 CACHE_VARIABLE = "CIAR_TEXT_CACHE"
-#: Where a backbone folder holds a T5 encoder or features.
+#: Where a backbone folder holds its text encoder or features; a word-piece table lies in the folder itself.
 TEXT_FOLDER = "text"
 
-Kind = Literal["static", "t5", "features", "none"]
-KINDS = ("static", "t5", "features", "none")
+Kind = Literal["static", "t5", "tokens", "features", "none"]
+KINDS = ("static", "t5", "tokens", "features", "none")
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class TextConfig:
     """The part ``text`` of a backbone's ``config.json``.
 
     Attributes:
-        kind: ``static`` is a word-piece table, ``t5`` a FLAN-T5 folder in ``text/``, ``features``
-            what ``ciar encode`` wrote into ``text/``, ``none`` nothing yet.
+        kind: ``static`` is a word-piece table, ``t5`` a FLAN-T5 folder in ``text/``, ``tokens``
+            the AR model's own tokenizer and token table in ``text/``, ``features`` what ``ciar encode``
+            wrote into ``text/``, ``none`` nothing yet.
         text_len, caption_dim: as of the AR model; not looked at for ``static``.
         dtype: what T5 runs in.
-        encoder: digest of T5's weights.
+        encoder: digest of T5's weights, or of table and tokenizer.
     """
 
     kind: Kind = "static"
@@ -61,6 +62,10 @@ def open_text_encoder(folder: Path, config: TextConfig, device: torch.device | s
         return StaticTextEncoder.load(folder)
     if config.kind == "t5":
         return open_t5(folder / TEXT_FOLDER, config, device)
+    if config.kind == "tokens":
+        from ciar.models.token_text import open_token_text
+
+        return open_token_text(folder / TEXT_FOLDER, config)
     if config.kind == "features":
         return open_features(folder / TEXT_FOLDER, config)
     from ciar.models.text_features import NoTextEncoder

@@ -11,8 +11,10 @@ message       number  rest of the array
                       map of names and values or left out when there are none; ``history`` is packed
                       ids and ``history_decided`` 2 bits each or no bytes
 ``Opened``    1       map of all fields
-``Draft``     2       step, start, ids, certain (1 bit each), want, features
-``Patch``     3       step, start, ids, decided (2 bits each), horizon, passes, token_rows, cloud_ms
+``Draft``     2       step, start, ids, certain (1 bit each), want, features; and log_probs (4 bytes each)
+                      if there are any; and then levels (1 byte each) and until if one is given
+``Patch``     3       step, start, ids, decided (2 bits each), horizon, passes, token_rows, cloud_ms; and the
+                      ids and log_probs of a law if there is one
 ``Done``      4       ids, passes, token_rows, cloud_ms
 ``Error``     5       map of all fields
 ``Cancel``    6       nothing
@@ -34,6 +36,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import msgpack  # type: ignore[import-untyped]
@@ -47,6 +50,7 @@ from ciar.protocol.messages import (
     Done,
     Draft,
     Error,
+    LawRow,
     Message,
     Open,
     Opened,
@@ -54,6 +58,7 @@ from ciar.protocol.messages import (
     Patch,
     Settings,
 )
+from ciar.protocol.packed import as_bytes, pack_ids, pack_small, shown, unpack_ids, unpack_small
 
 #: Most tokens that a picture may have on the wire, and so the end of every position.
 MAX_TOKENS = 1 << 16
@@ -88,37 +93,31 @@ _Checked = TypeVar("_Checked", bound=Message)
 # since texts may be prompts and the sentence may be logged.
 
 
-def _shown(value: object) -> str:
-    """A value for an error sentence: numbers as they are, everything else by its type."""
-    is_short_number = type(value) in (int, float, bool) and len(repr(value)) < 40
-    return repr(value) if is_short_number else f"a {type(value).__name__}"
-
-
 def _whole(value: object, name: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise ProtocolError(f"{name} must be a whole number from {low} to {high}, got {_shown(value)}.")
+        raise ProtocolError(f"{name} must be a whole number from {low} to {high}, got {shown(value)}.")
     return value
 
 
 def _real(value: object, name: str, low: float, high: float) -> float:
     # Browsers write 3.0 as the integer 3, so whole numbers are taken as well.
     if type(value) not in (int, float):
-        raise ProtocolError(f"{name} must be a number from {low:g} to {high:g}, got {_shown(value)}.")
+        raise ProtocolError(f"{name} must be a number from {low:g} to {high:g}, got {shown(value)}.")
     number = cast(float, value)
     if not (math.isfinite(number) and low <= number <= high):
-        raise ProtocolError(f"{name} must be a number from {low:g} to {high:g}, got {_shown(value)}.")
+        raise ProtocolError(f"{name} must be a number from {low:g} to {high:g}, got {shown(value)}.")
     return float(number)
 
 
 def _flag(value: object, name: str) -> bool:
     if type(value) is not bool:
-        raise ProtocolError(f"{name} must be true or false, got {_shown(value)}.")
+        raise ProtocolError(f"{name} must be true or false, got {shown(value)}.")
     return value
 
 
 def _text(value: object, name: str, limit: int) -> str:
     if type(value) is not str:
-        raise ProtocolError(f"{name} must be a text, got {_shown(value)}.")
+        raise ProtocolError(f"{name} must be a text, got {shown(value)}.")
     if len(value) > limit:
         raise ProtocolError(f"{name} has {len(value)} characters; at most {limit} may travel. Shorten it.")
     if any("\ud800" <= character <= "\udfff" for character in value):
@@ -139,15 +138,9 @@ def _choice(value: object, name: str, choices: Sequence[str]) -> str:
     return value
 
 
-def _blob(value: object, name: str) -> bytes:
-    if type(value) is not bytes:
-        raise ProtocolError(f"{name} must be bytes, got {_shown(value)}.")
-    return value
-
-
 def _row(value: object, name: str, limit: int) -> tuple[Any, ...]:
     if not isinstance(value, tuple):
-        raise ProtocolError(f"{name} must be a tuple, got {_shown(value)}.")
+        raise ProtocolError(f"{name} must be a tuple, got {shown(value)}.")
     if len(value) > limit:
         raise ProtocolError(f"{name} has {len(value)} items; at most {limit} may travel.")
     return value
@@ -192,7 +185,7 @@ def _options(value: object) -> tuple[tuple[str, OptionValue], ...]:
 
 def _check_settings(settings: object) -> Settings:
     if not isinstance(settings, Settings):
-        raise ProtocolError(f"open.settings must be settings, got {_shown(settings)}.")
+        raise ProtocolError(f"open.settings must be settings, got {shown(settings)}.")
     top_p = _real(settings.top_p, "settings.top_p", 0, 1)
     if top_p == 0:
         raise ProtocolError("settings.top_p must be above 0 and at most 1, got 0.")
@@ -256,10 +249,35 @@ def _check_opened(message: Opened) -> Opened:
     )
 
 
+def _log_probs(value: object, name: str) -> tuple[float, ...]:
+    """Log-probabilities that were packed: none is NaN, minus infinity or above 0."""
+    blob = as_bytes(value, name)
+    if len(blob) % 4 or len(blob) > 4 * MAX_TOKENS:
+        raise ProtocolError(f"{name} has {len(blob)} bytes; it must hold 4 a token, of {MAX_TOKENS} at most.")
+    values = struct.unpack(f"<{len(blob) // 4}f", blob)
+    # Rounding may leave a sure token's a little above 0. NaN fails both comparisons.
+    if not all(-math.inf < value <= 1e-4 for value in values):
+        raise ProtocolError(f"{name} must hold logarithms of probabilities above 0 and at most 1.")
+    return values
+
+
+def _check_law(law: object) -> LawRow:
+    if not isinstance(law, LawRow):
+        raise ProtocolError(f"patch.law must be a law, got {shown(law)}.")
+    ids, values = _ids(law.ids, "patch.law.ids"), _log_probs(law.log_probs, "patch.law.log_probs")
+    if ids and len(ids) != len(values):
+        raise ProtocolError(f"patch.law has {len(values)} probabilities for {len(ids)} ids; give one each.")
+    if any(after <= before for before, after in pairwise(ids)):
+        raise ProtocolError("patch.law.ids must rise.")
+    if values and not abs(math.fsum(map(math.exp, values)) - 1.0) <= 1e-3:
+        raise ProtocolError("patch.law must have probabilities that sum to 1.")
+    return LawRow(ids, law.log_probs)
+
+
 def _check_draft(message: Draft) -> Draft:
     ids = _ids(message.ids, "draft.ids")
     certain = _row(message.certain, "draft.certain", MAX_TOKENS)
-    features = _blob(message.features, "draft.features")
+    features = as_bytes(message.features, "draft.features")
     want = _whole(message.want, "draft.want", 0, MAX_TOKENS)
     if not all(type(flag) is bool for flag in certain):
         raise ProtocolError("draft.certain must hold true or false for each id.")
@@ -269,6 +287,10 @@ def _check_draft(message: Draft) -> Draft:
         raise ProtocolError("A draft must either hold ids or want tokens, and not both.")
     if features and (not ids or len(features) % len(ids)):
         raise ProtocolError(f"draft.features has {len(features)} bytes, no multiple of {len(ids)} ids.")
+    if len(_log_probs(message.log_probs, "draft.log_probs")) not in (0, len(ids)):
+        raise ProtocolError(f"draft.log_probs must hold one number for each of {len(ids)} ids, or none.")
+    if len(as_bytes(message.levels, "draft.levels")) not in (0, len(ids)):
+        raise ProtocolError(f"draft.levels must hold one byte for each of {len(ids)} ids, or none.")
     return Draft(
         step=_whole(message.step, "draft.step", 0, ID_LIMIT - 1),
         start=_span(message.start, len(ids) + want, "draft"),
@@ -276,12 +298,15 @@ def _check_draft(message: Draft) -> Draft:
         certain=certain,
         want=want,
         features=features,
+        log_probs=message.log_probs,
+        levels=message.levels,
+        until=_whole(message.until, "draft.until", 0, MAX_TOKENS),
     )
 
 
 def _check_cost(cost: object) -> Cost:
     if not isinstance(cost, Cost):
-        raise ProtocolError(f"cost must be a cost, got {_shown(cost)}.")
+        raise ProtocolError(f"cost must be a cost, got {shown(cost)}.")
     return Cost(
         passes=_whole(cost.passes, "cost.passes", 0, ID_LIMIT - 1),
         token_rows=_whole(cost.token_rows, "cost.token_rows", 0, (1 << 53) - 1),
@@ -301,6 +326,7 @@ def _check_patch(message: Patch) -> Patch:
         decided=decided,
         horizon=_whole(message.horizon, "patch.horizon", 0, MAX_TOKENS),
         cost=_check_cost(message.cost),
+        law=_check_law(message.law),
     )
 
 
@@ -340,48 +366,6 @@ def check(message: _Checked) -> _Checked:
 
 
 # ---------------------------------------------------------------------------------------------------
-# Packed fields.
-
-
-def _pack_ids(ids: Sequence[int]) -> bytes:
-    if not ids:
-        return b""
-    width, letter = (2, "H") if max(ids) < 1 << 16 else (4, "I")
-    return bytes((width,)) + struct.pack(f"<{len(ids)}{letter}", *ids)
-
-
-def _unpack_ids(value: object, name: str) -> tuple[int, ...]:
-    blob = _blob(value, name)
-    if not blob:
-        return ()
-    letter = {2: "H", 4: "I"}.get(blob[0])
-    if letter is None or len(blob) == 1 or (len(blob) - 1) % blob[0]:
-        raise ProtocolError(f"{name} must be a width of 2 or 4 and ids of that many bytes each.")
-    return struct.unpack(f"<{(len(blob) - 1) // blob[0]}{letter}", blob[1:])
-
-
-def _pack_small(values: Sequence[int], bits: int) -> bytes:
-    """Pack values below ``2**bits``, lowest bits of each byte first; ``bits`` divides 8."""
-    per_byte = 8 // bits
-    packed = bytearray(-(-len(values) // per_byte))
-    for index, value in enumerate(values):
-        packed[index // per_byte] |= value << (index % per_byte * bits)
-    return bytes(packed)
-
-
-def _unpack_small(value: object, name: str, bits: int, count: int) -> tuple[int, ...]:
-    blob = _blob(value, name)
-    per_byte = 8 // bits
-    if len(blob) != -(-count // per_byte):
-        raise ProtocolError(f"{name} has {len(blob)} bytes, which is not the size for {count} ids.")
-    mask = (1 << bits) - 1
-    values = [byte >> shift & mask for byte in blob for shift in range(0, 8, bits)]
-    if any(values[count:]):
-        raise ProtocolError(f"{name} has bits set beyond its last id.")
-    return tuple(values[:count])
-
-
-# ---------------------------------------------------------------------------------------------------
 # Messages to and from the array of a frame.
 
 _NUMBERS: dict[type, int] = {Open: 0, Opened: 1, Draft: 2, Patch: 3, Done: 4, Error: 5, Cancel: 6}
@@ -403,13 +387,13 @@ def _settings_from(value: object) -> Settings:
     given = {"options": {}} | value if type(value) is dict else value
     found = _from_map(given, Settings, "open.settings")
     if type(found["options"]) is not dict:
-        raise ProtocolError(f"settings.options must be a map, got {_shown(found['options'])}.")
+        raise ProtocolError(f"settings.options must be a map, got {shown(found['options'])}.")
     return Settings(**found | {"options": tuple(found["options"].items())})
 
 
 def _from_map(value: object, kind: type, name: str) -> dict[str, Any]:
     if type(value) is not dict:
-        raise ProtocolError(f"{name} must be a map of its fields, got {_shown(value)}.")
+        raise ProtocolError(f"{name} must be a map of its fields, got {shown(value)}.")
     known = {field.name for field in fields(kind)}
     if value.keys() != known:
         missing, unknown = len(known - value.keys()), len(value.keys() - known)
@@ -425,19 +409,24 @@ def _to_array(message: Message) -> list[Any]:
         case Open():
             packed = {
                 "settings": _settings_map(message.settings),
-                "history": _pack_ids(message.history),
-                "history_decided": _pack_small(message.history_decided, 2),
+                "history": pack_ids(message.history),
+                "history_decided": pack_small(message.history_decided, 2),
             }
             return [_to_map(message) | packed]
         case Draft():
-            ids, flags = _pack_ids(message.ids), _pack_small(message.certain, 1)
-            return [message.step, message.start, ids, flags, message.want, message.features]
+            ids, flags = pack_ids(message.ids), pack_small(message.certain, 1)
+            head = [message.step, message.start, ids, flags, message.want, message.features]
+            if message.levels or message.until:
+                return [*head, message.log_probs, message.levels, message.until]
+            return [*head, message.log_probs] if message.log_probs else head
         case Patch(cost=cost):
-            decided = _pack_small(message.decided, 2)
-            head = [message.step, message.start, _pack_ids(message.ids), decided, message.horizon]
-            return [*head, cost.passes, cost.token_rows, cost.cloud_ms]
+            decided = pack_small(message.decided, 2)
+            head = [message.step, message.start, pack_ids(message.ids), decided, message.horizon]
+            head += [cost.passes, cost.token_rows, cost.cloud_ms]
+            law = message.law
+            return [*head, pack_ids(law.ids), law.log_probs] if law.log_probs else head
         case Done(cost=cost):
-            return [_pack_ids(message.ids), cost.passes, cost.token_rows, cost.cloud_ms]
+            return [pack_ids(message.ids), cost.passes, cost.token_rows, cost.cloud_ms]
         case Cancel():
             return []
         case Opened() | Error():
@@ -447,50 +436,51 @@ def _to_array(message: Message) -> list[Any]:
 def _open_from(values: list[Any]) -> Open:
     found = _from_map(values[0], Open, "open")
     settings = _settings_from(found["settings"])
-    history = _unpack_ids(found["history"], "open.history")
+    history = unpack_ids(found["history"], "open.history")
     # No deciders at all is no bytes; otherwise there is one for each id.
     count = len(history) if found["history_decided"] else 0
-    deciders = _unpack_small(found["history_decided"], "open.history_decided", 2, count)
+    deciders = unpack_small(found["history_decided"], "open.history_decided", 2, count)
     return Open(**found | {"settings": settings, "history": history, "history_decided": deciders})
 
 
 def _opened_from(values: list[Any]) -> Opened:
     found = _from_map(values[0], Opened, "opened")
     if type(found["warnings"]) is not list:
-        raise ProtocolError(f"opened.warnings must be a list, got {_shown(found['warnings'])}.")
+        raise ProtocolError(f"opened.warnings must be a list, got {shown(found['warnings'])}.")
     return Opened(**found | {"warnings": tuple(found["warnings"])})
 
 
 def _draft_from(values: list[Any]) -> Draft:
-    step, start, blob, flags, want, features = values
-    ids = _unpack_ids(blob, "draft.ids")
-    certain = tuple(map(bool, _unpack_small(flags, "draft.certain", 1, len(ids))))
-    return Draft(step=step, start=start, ids=ids, certain=certain, want=want, features=features)
+    step, start, blob, flags, want, features, *rest = values
+    ids = unpack_ids(blob, "draft.ids")
+    certain = tuple(map(bool, unpack_small(flags, "draft.certain", 1, len(ids))))
+    return Draft(step, start, ids, certain, want, features, *rest)
 
 
 def _patch_from(values: list[Any]) -> Patch:
-    step, start, blob, packed, horizon, passes, token_rows, cloud_ms = values
-    ids = _unpack_ids(blob, "patch.ids")
-    decided = _unpack_small(packed, "patch.decided", 2, len(ids))
+    step, start, blob, packed, horizon, passes, token_rows, cloud_ms, *rest = values
+    ids = unpack_ids(blob, "patch.ids")
+    decided = unpack_small(packed, "patch.decided", 2, len(ids))
     cost = Cost(passes=passes, token_rows=token_rows, cloud_ms=cloud_ms)
-    return Patch(step=step, start=start, ids=ids, decided=decided, horizon=horizon, cost=cost)
+    law = LawRow(unpack_ids(rest[0], "patch.law.ids"), rest[1]) if rest else LawRow()
+    return Patch(step, start, ids, decided, horizon, cost, law)
 
 
 def _done_from(values: list[Any]) -> Done:
     blob, passes, token_rows, cloud_ms = values
     cost = Cost(passes=passes, token_rows=token_rows, cloud_ms=cloud_ms)
-    return Done(ids=_unpack_ids(blob, "done.ids"), cost=cost)
+    return Done(ids=unpack_ids(blob, "done.ids"), cost=cost)
 
 
-#: For each type number the items that follow it and how they become a message.
-_READERS: dict[int, tuple[int, Callable[[list[Any]], Message]]] = {
-    0: (1, _open_from),
-    1: (1, _opened_from),
-    2: (6, _draft_from),
-    3: (8, _patch_from),
-    4: (4, _done_from),
-    5: (1, lambda values: Error(**_from_map(values[0], Error, "error"))),
-    6: (0, lambda values: Cancel()),
+#: For each type number how many items may follow it, and how they become a message.
+_READERS: dict[int, tuple[tuple[int, ...], Callable[[list[Any]], Message]]] = {
+    0: ((1,), _open_from),
+    1: ((1,), _opened_from),
+    2: ((6, 7, 9), _draft_from),
+    3: ((8, 10), _patch_from),
+    4: ((4,), _done_from),
+    5: ((1,), lambda values: Error(**_from_map(values[0], Error, "error"))),
+    6: ((0,), lambda values: Cancel()),
 }
 
 
@@ -540,7 +530,7 @@ def decode(frame: bytes, *, limit: int = MAX_FRAME_BYTES) -> Message:
         ProtocolError: whatever is wrong with the frame; no other error is possible.
     """
     if not isinstance(frame, (bytes, bytearray, memoryview)):
-        raise ProtocolError(f"A frame must be bytes, got {_shown(frame)}.")
+        raise ProtocolError(f"A frame must be bytes, got {shown(frame)}.")
     _check_size(len(frame), limit)
     try:
         items = msgpack.unpackb(
@@ -562,7 +552,7 @@ def decode(frame: bytes, *, limit: int = MAX_FRAME_BYTES) -> Message:
         ) from error
     if type(items) is not list or not items or type(items[0]) is not int or items[0] not in _READERS:
         raise ProtocolError("A frame must be an array that starts with the number of a known message type.")
-    count, reader = _READERS[items[0]]
-    if len(items) != count + 1:
-        raise ProtocolError(f"A message of type {items[0]} has {count} fields, got {len(items) - 1}.")
+    counts, reader = _READERS[items[0]]
+    if len(items) - 1 not in counts:
+        raise ProtocolError(f"A message of type {items[0]} has {counts[0]} fields, got {len(items) - 1}.")
     return check(reader(items[1:]))

@@ -105,6 +105,19 @@ class Opened:
 
 
 @dataclass(frozen=True)
+class LawRow:
+    """The law of one position as it travels: the codes of its support and their log-probabilities.
+
+    Attributes:
+        ids: rising; no ids are all codes from 0 on.
+        log_probs: little-endian float32, one for each code; no bytes are no law.
+    """
+
+    ids: tuple[int, ...] = ()
+    log_probs: bytes = b""
+
+
+@dataclass(frozen=True)
 class Draft:
     """Device → cloud: proposals for consecutive positions.
 
@@ -117,6 +130,11 @@ class Draft:
         certain: for each id, whether the device vouches for it.
         want: how many tokens the cloud is asked to make itself when ``ids`` is empty.
         features: interval features of ``ids`` (int8 rows) when the payload is ``features``.
+        log_probs: for each id its log-probability under the law that it was drawn from (little-endian
+            float32), for clouds that do not recompute that law; left out of the frame when empty.
+        levels: for each id how sure the device is of it, 0 to 255; empty where the strategy does not ask.
+        until: of streamed drafts: the device sends no more before this many tokens are final; 0 where it
+            goes on without waiting.
     """
 
     step: int
@@ -125,6 +143,9 @@ class Draft:
     certain: tuple[bool, ...] = ()
     want: int = 0
     features: bytes = b""
+    log_probs: bytes = b""
+    levels: bytes = b""
+    until: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +167,8 @@ class Patch:
         ids: the tokens that stand from ``start`` on, changed or not.
         decided: for each id the index of its decider in ``ciar.ledger.DECIDERS``.
         horizon: every position before this one is final.
+        law: the cloud's law of the position behind ``ids``, where its draft was rejected and the device
+            is to draw in its place; left out of the frame when empty.
     """
 
     step: int
@@ -154,6 +177,7 @@ class Patch:
     decided: tuple[int, ...]
     horizon: int
     cost: Cost = field(default_factory=Cost)
+    law: LawRow = field(default_factory=LawRow)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -162,7 +163,7 @@ class _Socket:
             max_frame_bytes=endpoint.config.max_frame_bytes,
             idle_timeout_s=endpoint.config.idle_timeout_s,
         )
-        self._inbox: asyncio.Queue[Message] = asyncio.Queue(endpoint.config.max_queued_frames)
+        self._inbox = _Inbox(endpoint.config.max_queued_frames)
         self._holds_slot = False
         self._is_released = False
 
@@ -211,9 +212,7 @@ class _Socket:
                 return Ending("error", 1002, "malformed frame", error)
             if isinstance(message, Cancel):
                 return Ending("cancelled", 1000, "cancelled")
-            try:
-                self._inbox.put_nowait(message)
-            except asyncio.QueueFull:
+            if not self._inbox.put(message):
                 limit = self._config.max_queued_frames
                 return _violation(f"More than {limit} messages wait for an answer. Wait for some.", 1008)
 
@@ -251,7 +250,7 @@ class _Socket:
         answers: asyncio.Queue[Message | _LastAnswer] = asyncio.Queue()
 
         def compute() -> None:
-            for answer in self._conversation.answer(message):
+            for answer in self._conversation.answer(message, self._inbox.take):
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
         def finish(future: Future[None]) -> None:
@@ -348,6 +347,43 @@ class _Socket:
 
     def _log(self, level: int, event: str, **fields: object) -> None:
         log(level, event, connection=self._number, session=self._conversation.session, **fields)
+
+
+class _Inbox:
+    """Messages that wait for an answer. The loop puts and gets; a thread that computes may take.
+
+    ``get`` is not called while a thread computes, so a message has one taker at a time.
+
+    Args:
+        limit: most messages that may wait.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._messages: deque[Message] = deque()
+        self._arrival = asyncio.Event()
+
+    def put(self, message: Message) -> bool:
+        """Adds a message; False when too many wait."""
+        if len(self._messages) >= self._limit:
+            return False
+        self._messages.append(message)
+        self._arrival.set()
+        return True
+
+    async def get(self) -> Message:
+        """The next message, as soon as there is one."""
+        while not self._messages:
+            self._arrival.clear()
+            await self._arrival.wait()
+        return self._messages.popleft()
+
+    def take(self) -> list[Message]:
+        """Everything that waits; from any thread."""
+        taken: list[Message] = []
+        while self._messages:
+            taken.append(self._messages.popleft())
+        return taken
 
 
 class _Bucket:

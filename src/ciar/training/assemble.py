@@ -13,6 +13,7 @@ from ciar.errors import DataError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Defaults, write_config
 from ciar.models.checkpoint import load_strict, read_tensors, save_tensors, write_manifest
+from ciar.models.eagle import EagleModel
 from ciar.models.gpt import GPT, GPTConfig
 from ciar.models.text import StaticTextEncoder
 from ciar.models.vq import VQConfig, VQModel
@@ -49,6 +50,11 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
     save_tensors(gpt, out / "gpt.safetensors", torch.float16)
     save_tensors(device, out / "device.safetensors", torch.float16)
     StaticTextEncoder.load(work / "text").save(out)
+    drafter = work / "eagle/eagle.safetensors"
+    if drafter.is_file():
+        eagle = EagleModel(gpt_config)
+        load_strict(eagle, read_tensors(drafter), drafter)
+        save_tensors(eagle, out / "eagle.safetensors", torch.float16)
     gate = work / "gate/gate.json"
     chosen: dict[str, Any] = {"score": "entropy", "threshold": {"value": 0.0}}
     if gate.is_file():

@@ -8,7 +8,7 @@ has to move frames. Knows nothing about sockets or models.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,6 +16,9 @@ from ciar.errors import CloudUnavailable, ProtocolError
 from ciar.protocol.codec import decode, encode
 from ciar.protocol.messages import MAX_FRAME_BYTES, Done, Draft, Error, Message, Open, Opened, Patch
 from ciar.transport.failures import exception_for
+
+#: Takes the drafts that have come and were not answered yet. Never blocks.
+MoreDrafts = Callable[[], Sequence[Draft]]
 
 
 class CloudSession(Protocol):
@@ -27,8 +30,13 @@ class CloudSession(Protocol):
 
     opened: Opened
 
-    def handle(self, message: Draft, /) -> Iterable[Patch | Done]:
+    def handle(self, message: Draft, more: MoreDrafts, /) -> Iterable[Patch | Done]:
         """Answer a draft; blocks while it computes. A repeat of a step is answered the same way again.
+
+        Args:
+            message: the draft.
+            more: takes the drafts that came meanwhile, for strategies whose devices stream; what is not
+                taken is answered in its turn.
 
         Raises:
             CiarError: the draft cannot be answered; the session is over.

@@ -8,7 +8,7 @@ no I/O; knows neither sockets nor models.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 
@@ -17,6 +17,11 @@ from ciar.protocol.codec import check
 from ciar.protocol.messages import MAX_FRAME_BYTES, Done, Draft, Message, Open, Opened
 from ciar.transport.base import Cloud, CloudSession
 from ciar.transport.failures import VersionMismatch, error_message
+
+
+def _none() -> Sequence[Message]:
+    """Nothing came meanwhile."""
+    return ()
 
 
 class Conversation:
@@ -48,14 +53,19 @@ class Conversation:
         self._session: CloudSession | None = None
         self._lock = threading.Lock()
 
-    def answer(self, message: Message) -> Iterator[Message]:
+    def answer(self, message: Message, more: Callable[[], Sequence[Message]] = _none) -> Iterator[Message]:
         """The cloud's answers to a message, each as soon as it is known.
+
+        Args:
+            message: what the device sent.
+            more: takes what the device has sent meanwhile, without waiting; called from the thread that
+                computes.
 
         Never raises what the cloud raises: the last answer is then an ``Error``, ``failure`` holds the
         exception, and the session is over. After ``close`` the rest of the answers is dropped.
         """
         try:
-            for answer in self._answer(message):
+            for answer in self._answer(message, more):
                 yield _checked(answer)
         except Exception as error:
             self.failure = error
@@ -71,11 +81,11 @@ class Conversation:
         if session is not None:
             session.close()
 
-    def _answer(self, message: Message) -> Iterator[Message]:
+    def _answer(self, message: Message, more: Callable[[], Sequence[Message]]) -> Iterator[Message]:
         if isinstance(message, Open):
             yield self._open(message)
         elif isinstance(message, Draft):
-            yield from self._draft(message)
+            yield from self._draft(message, more)
         else:
             raise ProtocolError(f"A device may not send {type(message).__name__}. Open a new session.")
 
@@ -106,16 +116,18 @@ class Conversation:
         max_frame_bytes, idle_timeout_s = self._limits
         return replace(session.opened, max_frame_bytes=max_frame_bytes, idle_timeout_s=idle_timeout_s)
 
-    def _draft(self, message: Draft) -> Iterator[Message]:
+    def _draft(self, message: Draft, more: Callable[[], Sequence[Message]]) -> Iterator[Message]:
         session = self._session
         if session is None:
+            if self.is_over:
+                return  # closed by another thread a moment ago
             raise ProtocolError("A draft came before the session was open. Send Open first.")
-        tokens, vocab_size = session.opened.tokens, session.opened.vocab_size
-        if message.ids and max(message.ids) >= vocab_size:
-            raise ProtocolError(f"The draft holds an id that is not below {vocab_size}. Open a new session.")
-        if message.start + len(message.ids) + message.want > tokens:
-            raise ProtocolError(f"The draft goes beyond the {tokens} tokens. Open a new session.")
-        answers = session.handle(message)
+        self._check_draft(session, message)
+
+        def newer() -> list[Draft]:
+            return [self._check_draft(session, one) for one in more()]
+
+        answers = session.handle(message, newer)
         # Sessions may answer with a generator, which goes on holding what it uses until it is closed.
         with closing(answers) if isinstance(answers, Generator) else nullcontext():
             for answer in answers:
@@ -123,6 +135,18 @@ class Conversation:
                     return
                 self.is_done = self.is_done or isinstance(answer, Done)
                 yield answer
+
+    @staticmethod
+    def _check_draft(session: CloudSession, message: Message) -> Draft:
+        """A message that must be a draft and fit the picture."""
+        if not isinstance(message, Draft):
+            raise ProtocolError(f"{type(message).__name__} came among drafts. Open a new session.")
+        tokens, vocab_size = session.opened.tokens, session.opened.vocab_size
+        if message.ids and max(message.ids) >= vocab_size:
+            raise ProtocolError(f"The draft holds an id that is not below {vocab_size}. Open a new session.")
+        if message.start + len(message.ids) + message.want > tokens:
+            raise ProtocolError(f"The draft goes beyond the {tokens} tokens. Open a new session.")
+        return message
 
 
 def _checked(answer: Message) -> Message:

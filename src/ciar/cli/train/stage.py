@@ -2,7 +2,7 @@
 
 A run folder (``--work``) has one sub-folder a stage, so a stage finds what the earlier ones left::
 
-    data/  text/  tokenizer/  codebook/  codes/  backbone/  device/  gate/  dual-encoder/
+    data/  text/  tokenizer/  codebook/  codes/  backbone/  device/  eagle/  gate/  dual-encoder/
 """
 
 from __future__ import annotations

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 
 from ciar.errors import CheckpointError, InputError
+from ciar.models.chameleon import ChameleonConfig
 from ciar.models.checkpoint import check_fit, misfits
-from ciar.models.loading.layout import DESCRIPTIONS, Part, Stored, quantised, read
+from ciar.models.loading.chameleon_check import check_chameleon
+from ciar.models.loading.layout import DESCRIPTIONS, PARTS, Part, Stored, quantised, read
 from ciar.models.loading.read import Opened
 from ciar.models.presets import PRESETS, Preset
 
@@ -28,11 +31,20 @@ def shapes(tensors: Mapping[str, Stored]) -> dict[str, list[int]]:
 def fitting(part: Part) -> list[str]:
     """Names of the presets that a transformer or a tokenizer fits exactly."""
     found = shapes(part.tensors)
-    if part.kind == "gpt":
-        return [name for name, preset in PRESETS.items() if not misfits(preset.gpt_shapes, found)]
-    if part.kind == "vq":
-        return [name for name, preset in PRESETS.items() if not misfits(preset.vq_shapes, found)]
-    return []
+    return [preset.name for preset in _of_family(part) if not misfits(expected(preset, part), found)]
+
+
+def _of_family(part: Part) -> list[Preset]:
+    """The presets of a part's family."""
+    family = PARTS[part.kind][0] if part.kind in PARTS else None
+    return [preset for preset in PRESETS.values() if preset.family_name == family]
+
+
+def expected(preset: Preset, part: Part) -> Mapping[str, list[int]]:
+    """Names and shapes that a part of a preset should have."""
+    if PARTS[part.kind][1] == "vq":
+        return preset.vq_shapes
+    return preset.stored_shapes if part.layout == "ciar" else preset.gpt_shapes
 
 
 def nearest(part: Part) -> Preset | None:
@@ -40,12 +52,13 @@ def nearest(part: Part) -> Preset | None:
     found = shapes(part.tensors)
 
     def agreeing(preset: Preset) -> float:
-        own = preset.gpt_shapes if part.kind == "gpt" else preset.vq_shapes
+        own = expected(preset, part)
         return sum(found.get(name) == shape for name, shape in own.items()) / len(own)
 
-    if part.kind not in ("gpt", "vq") or not PRESETS:
+    near = _of_family(part)
+    if not near:
         return None
-    best = max(PRESETS.values(), key=agreeing)
+    best = max(near, key=agreeing)
     return best if agreeing(best) >= 0.5 else None
 
 
@@ -53,6 +66,8 @@ def sizes(part: Part) -> dict[str, int]:
     """What the shapes say of a transformer or a tokenizer; only what they say."""
     found = shapes(part.tensors)
     out: dict[str, int] = {}
+    if part.kind in ("chameleon", "chameleon-vq"):
+        return _chameleon_sizes(part.kind == "chameleon", found)
     if part.kind == "gpt":
         layers = {int(m[1]) for name in found if (m := re.match(r"layers\.(\d+)\.", name))}
         out["layers"] = len(layers)
@@ -73,11 +88,25 @@ def sizes(part: Part) -> dict[str, int]:
     return out
 
 
+def _chameleon_sizes(transformer: bool, found: dict[str, list[int]]) -> dict[str, int]:
+    pattern = r"model\.layers\.(\d+)\." if transformer else r"decoder\.up\.(\d+)\."
+    depth = len({int(m[1]) for name in found if (m := re.match(pattern, name))})
+    out = {"layers" if transformer else "levels": depth}
+    table = "model.embed_tokens.weight" if transformer else "quantize.embedding.weight"
+    wanted = [
+        (table, "text_tokens" if transformer else "codes", 0),
+        (table, "dim" if transformer else "embed_dim", 1),
+        ("model.layers.0.mlp.gate_proj.weight", "ffn_hidden", 0),
+        ("model.layers.0.self_attn.q_norm.weight", "heads", 0),
+    ]
+    return out | {key: found[name][axis] for name, key, axis in wanted if len(found.get(name, [])) == 2}
+
+
 def stage_of(opened: Opened) -> int | None:
     """The training stage that the trainer's arguments or else the file's name tell; None if neither."""
     size = opened.arguments.get("image_size")
     for preset in PRESETS.values():
-        if size == preset.vq.image_size:
+        if preset.stage and size == preset.vq.image_size:
             return preset.stage
     named = re.search(r"stage[-_]?(\d)", opened.path.name.lower())
     return int(named[1]) if named else None
@@ -95,7 +124,7 @@ def choose_preset(opened: Opened, part: Part, wanted: str | None) -> Preset:
     stage = stage_of(opened)
     if wanted is not None:
         preset = PRESETS[wanted]
-        if stage is not None and stage != preset.stage:
+        if stage is not None and preset.stage not in (0, stage):
             right = [name for name, other in PRESETS.items() if other.stage == stage]
             raise CheckpointError(
                 f"{opened.path} is of stage {stage} by its name or its trainer's arguments, and {wanted} is "
@@ -121,17 +150,20 @@ def choose_preset(opened: Opened, part: Part, wanted: str | None) -> Preset:
 
 
 def check_gpt(opened: Opened, part: Part, preset: Preset) -> None:
-    """A transformer must be whole, plain and of the preset's sizes, with a null caption that was kept.
+    """A transformer must be whole, plain and of the preset's sizes, with what only its weights tell.
 
     Raises:
         CheckpointError: what is wrong, and the preset that would fit.
     """
-    if part.kind != "gpt":
+    if PARTS.get(part.kind) != (preset.family_name, "gpt"):
         raise CheckpointError(
             f"{opened.path} is no transformer of {preset.name}: it is {DESCRIPTIONS[part.kind]}."
         )
     _check_plain(opened, part)
     check_fit(preset.gpt_shapes, shapes(part.tensors), opened.path, _advice(part, preset))
+    if part.kind == "chameleon":
+        check_chameleon(opened, part.tensors, cast(ChameleonConfig, preset.gpt))
+        return
     null = read(part.tensors[NULL_CAPTION]).float()
     # It is random and never trained, so its values exist in the checkpoint alone.
     if not bool(null.isfinite().all()) or not bool(null.abs().amax(dim=1).gt(0).all()):
@@ -149,7 +181,7 @@ def check_vq(opened: Opened, part: Part, preset: Preset) -> None:
     """
     needed = f"{preset.name} needs {preset.files[1]}"
     wrong = f"{opened.path} is the wrong tokenizer for this model"
-    if part.kind != "vq":
+    if PARTS.get(part.kind) != (preset.family_name, "vq"):
         raise CheckpointError(f"{wrong}: it is {DESCRIPTIONS[part.kind]}. {needed}.")
     _check_plain(opened, part)
     if "c2i" in opened.path.name.lower():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,13 +14,16 @@ import torch
 
 from ciar.errors import DataError, InputError
 from ciar.models.bundle import DTYPES, write_config
-from ciar.models.checkpoint import MANIFEST, write_manifest
+from ciar.models.chameleon import ChameleonConfig
+from ciar.models.checkpoint import MANIFEST, file_digest, write_manifest
+from ciar.models.loading.chameleon_check import table_of
 from ciar.models.loading.check import check_finite, check_gpt, check_vq
 from ciar.models.loading.layout import Part
 from ciar.models.loading.sources import Sources, find_sources
 from ciar.models.loading.write import size_of, write_tensors
 from ciar.models.text_features import INDEX, ROWS, PrecomputedTextEncoder
 from ciar.models.text_kinds import TEXT_FOLDER, TextConfig, open_features
+from ciar.models.token_text import TABLE, TOKENIZER, TokenTextEncoder, check_vocabulary
 
 #: What is copied of a T5 folder beside the weights.
 _T5_FILES = ("config.json", "tokenizer.json")
@@ -65,12 +69,12 @@ def convert(
     chosen = sources.preset
     check_gpt(sources.gpt.opened, sources.gpt.part, chosen)
     check_vq(sources.vq.opened, sources.vq.part, chosen)
-    text, write_text = _text_of(sources, text_dtype)
+    text, write_text = _text_of(sources, dtype, text_dtype)
     _prepare(out, sources, DTYPES[dtype], force)
     for stem, weights, kept in (("gpt", sources.gpt, DTYPES[dtype]), ("vq", sources.vq, torch.float32)):
         say(f"writing {stem}.safetensors")
         check = partial(check_finite, source=weights.opened.path)
-        write_tensors(out / f"{stem}.safetensors", weights.part.tensors, kept, check)
+        write_tensors(out / f"{stem}.safetensors", sources.stored(stem), kept, check)
     if write_text is not None:
         say(f"writing the text encoder ({text.kind})")
         text = write_text(out / TEXT_FOLDER)
@@ -80,7 +84,7 @@ def convert(
     }
     write_config(
         out, chosen.name, chosen.gpt, chosen.vq, {}, chosen.defaults,
-        dtype=dtype, text=text.to_dict(), origin=origin,
+        family=chosen.family_name, dtype=dtype, text=text.to_dict(), origin=origin,
     )  # fmt: skip
     say("writing the manifest")
     write_manifest(out)
@@ -92,7 +96,9 @@ def convert(
     return {"folder": str(out), "preset": chosen.name, "dtype": dtype, "text": text.kind, "files": files}
 
 
-def _text_of(sources: Sources, dtype: str) -> tuple[TextConfig, Callable[[Path], TextConfig] | None]:
+def _text_of(
+    sources: Sources, dtype: str, text_dtype: str
+) -> tuple[TextConfig, Callable[[Path], TextConfig] | None]:
     """The text part of the config, as far as it is known yet, and what writes it."""
     preset = sources.preset
     none = TextConfig("none", preset.gpt.text_len, preset.gpt.caption_dim)
@@ -104,10 +110,39 @@ def _text_of(sources: Sources, dtype: str) -> tuple[TextConfig, Callable[[Path],
     if sources.t5 is not None:
         from ciar.models.t5 import T5TextEncoder, open_encoder
 
-        T5TextEncoder(sources.t5, preset.gpt.text_len, dtype, caption_dim=preset.gpt.caption_dim)
-        config = replace(none, kind="t5", dtype=dtype)
+        T5TextEncoder(sources.t5, preset.gpt.text_len, text_dtype, caption_dim=preset.gpt.caption_dim)
+        config = replace(none, kind="t5", dtype=text_dtype)
         return config, partial(_write_t5, sources.t5, open_encoder(sources.t5), config)
+    if sources.tokenizer is not None:
+        token_text(sources)
+        config = replace(none, kind="tokens", dtype=dtype)
+        return config, partial(_write_tokens, sources, config)
     return none, None
+
+
+def token_text(sources: Sources) -> TokenTextEncoder:
+    """The text encoder of a model that reads text tokens, from its public files.
+
+    Raises:
+        CheckpointError: its tokenizer is missing, damaged or of another model.
+    """
+    preset, tokenizer = sources.preset, sources.tokenizer
+    assert tokenizer is not None
+    assert isinstance(preset.gpt, ChameleonConfig)
+    encoder = TokenTextEncoder(tokenizer, table_of(sources.gpt.part.tensors), preset.gpt.text_len)
+    check_vocabulary(encoder.vocabulary, preset.gpt, tokenizer)
+    return encoder
+
+
+def _write_tokens(sources: Sources, config: TextConfig, folder: Path) -> TextConfig:
+    folder.mkdir(exist_ok=True)
+    check = partial(check_finite, source=sources.gpt.opened.path)
+    table = {"table": table_of(sources.gpt.part.tensors)}
+    digest = write_tensors(folder / TABLE, table, DTYPES[config.dtype], check)
+    assert sources.tokenizer is not None
+    shutil.copyfile(sources.tokenizer, folder / TOKENIZER)
+    both = hashlib.sha256((digest + file_digest(folder / TOKENIZER)).encode()).hexdigest()
+    return replace(config, encoder=both)
 
 
 def _write_t5(source: Path, part: Part, config: TextConfig, folder: Path) -> TextConfig:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ciar.models.checkpoint import misfits, named
-from ciar.models.loading.check import fitting, nearest, shapes, sizes, stage_of
-from ciar.models.loading.layout import DESCRIPTIONS, Part, quantised, understand
+from ciar.models.loading.check import expected, fitting, nearest, shapes, sizes, stage_of
+from ciar.models.loading.layout import DESCRIPTIONS, PARTS, Part, quantised, understand
 from ciar.models.loading.read import Opened, open_file, open_folder
 from ciar.models.loading.sources import folder_kind
 from ciar.models.presets import PRESETS
@@ -36,7 +36,8 @@ def describe(path: Path) -> dict[str, Any]:
     Returns:
         ``kind``, ``layout``, ``container``, ``wrapper``, ``tensors``, ``parameters``, ``types``, what
         the shapes say (``sizes``), the presets that fit, or else the nearest one and what is missing,
-        unexpected or misshapen against it, what is ignored, and ``shapes`` with layers folded.
+        unexpected or misshapen against it, what is ignored, what else it holds, and ``shapes`` with layers
+        folded.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -52,9 +53,10 @@ def describe(path: Path) -> dict[str, Any]:
         "tensors": len(opened.tensors),
         "parameters": sum(math.prod(value.shape) for value in opened.tensors.values()),
         "types": sorted({_type_name(value.dtype) for value in opened.tensors.values()}),
-        "quantised": bool(quantised(part.tensors)) if part.kind in ("gpt", "vq", "t5") else None,
+        "quantised": bool(quantised(part.tensors)) if part.kind in (*PARTS, "t5") else None,
         "sizes": sizes(part),
         "ignored": list(part.ignored),
+        "holds also": _others(part),
         **_against_presets(opened, part),
         "shapes": folded(part),
     }
@@ -62,7 +64,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _against_presets(opened: Opened, part: Part) -> dict[str, Any]:
-    if part.kind not in ("gpt", "vq"):
+    if part.kind not in PARTS:
         return {}
     fits = fitting(part)
     if fits:
@@ -72,11 +74,18 @@ def _against_presets(opened: Opened, part: Part) -> dict[str, Any]:
     close = nearest(part)
     if close is None:
         return {"presets": "none is near"}
-    own = close.gpt_shapes if part.kind == "gpt" else close.vq_shapes
-    wrong = misfits(own, shapes(part.tensors))
+    wrong = misfits(expected(close, part), shapes(part.tensors))
     return {"presets": f"none fits; the nearest is {close.name}"} | {
         kind: named(names) for kind, names in wrong.items()
     }
+
+
+def _others(part: Part) -> list[str]:
+    """Further parts in the same file or folder, or that one which is often there is not."""
+    if part.kind == "chameleon" and part.layout == "Hugging Face" and not part.others:
+        return ["no image decoder, which must come from another file"]
+    fits = [", ".join(fitting(other)) or "no preset" for other in part.others]
+    return [f"{DESCRIPTIONS[o.kind]} (fits {fit})" for o, fit in zip(part.others, fits, strict=True)]
 
 
 def folded(part: Part) -> dict[str, str]:

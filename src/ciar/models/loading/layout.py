@@ -1,7 +1,7 @@
 """What a checkpoint is, told from its tensor names, and its tensors under this project's names.
 
 Source of the layouts: LlamaGen (https://github.com/FoundationVision/LlamaGen) and LANTERN's
-re-export of the same weights (https://github.com/jadohu/LANTERN).
+re-export of the same weights (https://github.com/jadohu/LANTERN); ``chameleon_layout`` for Chameleon.
 """
 
 from __future__ import annotations
@@ -15,10 +15,28 @@ import torch
 from torch import Tensor
 
 from ciar.errors import CheckpointError
+from ciar.models.loading import chameleon_layout
+from ciar.models.loading.chameleon_layout import Turned
 
 Kind = Literal[
-    "gpt", "vq", "t5", "device", "static-text", "class-gpt", "chameleon", "chameleon-vq", "unknown"
+    "gpt",
+    "vq",
+    "t5",
+    "device",
+    "static-text",
+    "token-table",
+    "class-gpt",
+    "chameleon",
+    "chameleon-vq",
+    "unknown",
 ]
+#: Family and part of what a backbone is made of.
+PARTS: dict[Kind, tuple[str, Literal["gpt", "vq"]]] = {
+    "gpt": ("llamagen", "gpt"),
+    "vq": ("llamagen", "vq"),
+    "chameleon": ("chameleon", "gpt"),
+    "chameleon-vq": ("chameleon", "vq"),
+}
 
 #: For people.
 DESCRIPTIONS: dict[Kind, str] = {
@@ -27,6 +45,7 @@ DESCRIPTIONS: dict[Kind, str] = {
     "t5": "T5 text encoder",
     "device": "device model of ciar",
     "static-text": "word-piece table of ciar",
+    "token-table": "token table of a text encoder of ciar",
     "class-gpt": "class-conditional transformer of LlamaGen, which draws no prompts; ciar cannot use it",
     "chameleon": "transformer of the Chameleon family (Anole)",
     "chameleon-vq": "image tokenizer of the Chameleon family (Anole)",
@@ -44,6 +63,7 @@ _MARKS: tuple[tuple[str, Kind], ...] = (
     ("decoder.conv_blocks.0.res.0.norm1.weight", "vq"),
     ("encoder.block.0.layer.0.SelfAttention.q.weight", "t5"),
     ("scale", "static-text"),
+    ("table", "token-table"),
 )
 #: Computed anew or never read, so a file may carry it.
 _IGNORED = re.compile(
@@ -85,12 +105,14 @@ class Joined:
 
 
 #: A tensor, or what becomes one.
-Stored = Tensor | Joined
+Stored = Tensor | Joined | Turned
 
 
 def read(stored: Stored) -> Tensor:
     """The tensor itself."""
-    return torch.cat(stored.parts) if isinstance(stored, Joined) else stored
+    if isinstance(stored, Joined):
+        return torch.cat(stored.parts)
+    return stored.read() if isinstance(stored, Turned) else stored
 
 
 @dataclass(frozen=True)
@@ -102,12 +124,14 @@ class Part:
         layout: whose names the file used.
         tensors: under this project's names.
         ignored: names that were left out, because they are computed anew or never read.
+        others: further parts that lie in the same file or folder.
     """
 
     kind: Kind
     layout: str
     tensors: dict[str, Stored]
     ignored: tuple[str, ...] = ()
+    others: tuple[Part, ...] = ()
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -141,14 +165,29 @@ def understand(tensors: Mapping[str, Tensor]) -> Part:
     else:
         named = dict(bare)
     kind = kind_of(named)
+    if kind in ("chameleon", "chameleon-vq"):
+        return _chameleon(kind, bare)
     if kind == "t5":
         named, layout = _encoder_of(named), "Hugging Face"
-    elif kind in ("device", "static-text"):
+    elif kind in ("device", "static-text", "token-table"):
         layout = "ciar"
     elif kind not in ("gpt", "vq", "class-gpt"):
         layout = "other"
     ignored = tuple(name for name in named if _IGNORED.fullmatch(name))
     return Part(kind, layout, {n: v for n, v in named.items() if n not in ignored}, ignored)
+
+
+def _chameleon(kind: Kind, tensors: dict[str, Tensor]) -> Part:
+    """Transformer, image tokenizer, or both in one, as Anole's Hugging Face layout has them."""
+    decoder, unused = chameleon_layout.tokenizer(tensors)
+    vq = Part("chameleon-vq", "Chameleon", dict(decoder), unused)
+    if kind == "chameleon-vq":
+        return vq
+    layout = "Meta" if chameleon_layout.is_meta(tensors) else "Hugging Face"
+    if "null_prompt" in tensors:
+        layout = "ciar"
+    named: dict[str, Stored] = dict(chameleon_layout.transformer(tensors))
+    return Part(kind, layout, named, (), (vq,) if decoder else ())
 
 
 def kind_of(names: Mapping[str, object]) -> Kind:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ciar.errors import InputError
 from ciar.models.bundle import Bundle, config_document, load_bundle
 from ciar.models.loading.check import check_finite, check_gpt, check_vq
+from ciar.models.loading.convert import token_text
 from ciar.models.loading.layout import read
 from ciar.models.loading.sources import Sources, find_sources
 from ciar.models.presets import PRESETS
@@ -42,9 +43,13 @@ class SourceBundle(Bundle):
         text = TextConfig("none", preset.gpt.text_len, preset.gpt.caption_dim, dtype or "bfloat16")
         if sources.t5 is not None or sources.features is not None:
             text = replace(text, kind="t5" if sources.t5 is not None else "features")
+        elif sources.tokenizer is not None:
+            text = replace(text, kind="tokens")
+            self._tokens = token_text(sources)
         document = config_document(
-            preset.name, preset.gpt, preset.vq, {}, preset.defaults, text=text.to_dict(), dtype="bfloat16"
-        )
+            preset.name, preset.gpt, preset.vq, {}, preset.defaults,
+            family=preset.family_name, text=text.to_dict(), dtype="bfloat16",
+        )  # fmt: skip
         place = sources.gpt.opened.path.parent
         self._configure(document, place, device, dtype, sources.gpt.opened.path)
         self._sources = sources
@@ -55,11 +60,13 @@ class SourceBundle(Bundle):
             return open_t5(self._sources.t5, self.text_config, self.device)
         if self._sources.features is not None:
             return open_features(self._sources.features, self.text_config)
+        if self._sources.tokenizer is not None:
+            return self._tokens
         return NoTextEncoder(self.folder, self.text_config.text_len, self.text_config.caption_dim)
 
     def _tensors(self, part: str) -> tuple[dict[str, Tensor], Path]:
         weights = self._sources.gpt if part == "gpt" else self._sources.vq
-        tensors = {name: read(value) for name, value in weights.part.tensors.items()}
+        tensors = {name: read(value) for name, value in self._sources.stored(part).items()}
         for name, value in tensors.items():
             check_finite(name, value, weights.opened.path)
         return tensors, weights.opened.path
@@ -75,8 +82,8 @@ def open_bundle(
 
     Args:
         name_or_folder: name, folder, or with ``weights`` the name of a preset.
-        weights: transformer, tokenizer and text encoder (or features): files, folders, or a folder of
-            them.
+        weights: transformer, tokenizer and text encoder (or text tokenizer, or features): files, folders,
+            or a folder of them.
         device: where the models are put.
         dtype: what the cloud model runs in; see :class:`~ciar.models.bundle.Bundle`.
 

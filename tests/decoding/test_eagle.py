@@ -1,0 +1,159 @@
+"""The EAGLE drafter on the tiny backbone: caches against whole sequences, trees against single passes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from drive import device_session, opening, picture_of
+
+import ciar.decoding.eagle as eagle_module
+from ciar.cloud.engine import CloudEngine, Slot
+from ciar.cloud.sessions import Cloud
+from ciar.cloud.trees import answer_tree, attach_eagle
+from ciar.decoding.sampling import guide
+from ciar.decoding.strategy import GrowTree, KeepPath, Pass, TreePass
+from ciar.errors import CheckpointError
+from ciar.models.bundle import Bundle, load_bundle
+from ciar.models.cache import KVCache
+from ciar.transport.inprocess import InProcessTransport
+
+SCALE = 3.0
+TOKENS = [5, 9, 33]
+#: A tree of two branches behind the last known token, and a leaf of its own.
+NODES, PARENTS = [7, 8, 20, 21, 22, 40], [-1, -1, 0, 0, 2, 1]
+
+
+@pytest.fixture(params=["", "sun dog red"], ids=["one length", "padded"])
+def opened(tiny_bundle: Bundle, request: pytest.FixtureRequest) -> tuple[CloudEngine, Slot]:
+    """A slot that has read a prompt; a negative prompt of another length leaves padding in its row."""
+    engine = CloudEngine(tiny_bundle.gpt)
+    text = tiny_bundle.text.encode("a smiling cat with sunglasses")
+    negative = tiny_bundle.text.encode(request.param) if request.param else None
+    slot = engine.open(text, negative, SCALE, text)
+    attach_eagle(engine, slot, tiny_bundle.eagle, tiny_bundle.gpt)
+    return engine, slot
+
+
+def whole(bundle: Bundle, slot: Slot, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Embedded sequences, their features and the text mask of both rows, without a cache."""
+    assert slot.text is not None
+    rows = slot.text[0]
+    mask = torch.ones(rows.shape[:2], dtype=torch.bool) if slot.text_mask is None else slot.text_mask
+    x = torch.cat([rows, bundle.gpt.embed_tokens(torch.tensor([tokens] * 2))], dim=1)
+    return x, bundle.gpt.hidden_of(x, mask), mask
+
+
+@torch.no_grad()
+def test_the_drafters_cache_gives_what_whole_sequences_give(
+    tiny_bundle: Bundle, opened: tuple[CloudEngine, Slot]
+) -> None:
+    engine, slot = opened
+    gpt, eagle = tiny_bundle.gpt, tiny_bundle.eagle
+    engine.run(slot, Pass(0, TOKENS[:-1]))
+    root = answer_tree(engine, slot, GrowTree(), TOKENS)
+    x, features, mask = whole(tiny_bundle, slot, TOKENS)
+    estimate = eagle.estimate(gpt, x, features, mask)
+    torch.testing.assert_close(root, guide(*gpt.head(estimate[:, -1:]), SCALE), atol=1e-4, rtol=1e-4)
+    # Nodes go on from estimates: a path is a sequence whose last features are estimated.
+    first = answer_tree(engine, slot, GrowTree((7, 8), (-1, -1)), TOKENS)
+    second = answer_tree(engine, slot, GrowTree((20, 40), (0, 1)), TOKENS)
+    assert first is not None
+    assert second is not None
+    for path, found in (((7,), first[0]), ((8,), first[1]), ((7, 20), second[0]), ((8, 40), second[1])):
+        longer, seen = x, features.clone()
+        seen[:, -1] = 0.0  # the cloud has not seen the last known token yet
+        seen = torch.cat([features[:, :-1], estimate[:, -1:]], dim=1)
+        for token in path:
+            longer = torch.cat([longer, gpt.embed_tokens(torch.tensor([[token]] * 2))], dim=1)
+            # The feature behind the node itself is not read.
+            behind = eagle.estimate(gpt, longer, torch.cat([seen, seen[:, -1:]], dim=1), mask)[:, -1:]
+            seen = torch.cat([seen, behind], dim=1)
+        expected = guide(*gpt.head(seen[:, -1:]), SCALE)[0]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def check_tree(engine: CloudEngine, slot: Slot, bundle: Bundle) -> None:
+    """Every node's logits are those of its path alone, before and after a path is kept."""
+    text = bundle.text.encode("a smiling cat with sunglasses")
+
+    def alone(tokens: list[int]) -> torch.Tensor:
+        other = Slot(KVCache(slot_cells.clone(), slot.cache.first), SCALE, slot.text_mask, slot.prefill)
+        return engine.run(other, Pass(0, tokens))[-1]
+
+    del text
+    slot_cells = slot.cache.cells
+    engine.run(slot, Pass(0, TOKENS[:-1]))
+    passes, rows = slot.passes, slot.token_rows
+    logits = answer_tree(engine, slot, TreePass(2, TOKENS[2:], NODES, PARENTS), TOKENS)
+    assert logits is not None
+    assert (slot.passes, slot.token_rows) == (passes + 1, rows + 2 * 7)
+    paths = {0: [7], 1: [8], 2: [7, 20], 3: [7, 21], 4: [7, 20, 22], 5: [8, 40]}
+    torch.testing.assert_close(logits[0], alone(TOKENS), atol=1e-4, rtol=1e-4)
+    for node, path in paths.items():
+        torch.testing.assert_close(logits[node + 1], alone(TOKENS + path), atol=1e-4, rtol=1e-4)
+    answer_tree(engine, slot, KeepPath(3, (1, 5)), TOKENS)
+    known = [*TOKENS, 8, 40, 50]
+    torch.testing.assert_close(engine.run(slot, Pass(5, [50]))[-1], alone(known), atol=1e-4, rtol=1e-4)
+
+
+def test_a_tree_is_judged_as_its_paths_are(tiny_bundle: Bundle, opened: tuple[CloudEngine, Slot]) -> None:
+    check_tree(*opened, tiny_bundle)
+
+
+def test_fault_a_tree_mask_that_is_plainly_causal(
+    tiny_bundle: Bundle, opened: tuple[CloudEngine, Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        eagle_module, "ancestry", lambda parents: torch.ones(len(parents), len(parents)).tril().bool()
+    )
+    with pytest.raises(AssertionError, match="not close"):
+        check_tree(*opened, tiny_bundle)
+
+
+def test_fault_stale_cells_behind_a_rejected_branch(
+    tiny_bundle: Bundle, opened: tuple[CloudEngine, Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KVCache, "move", lambda *_: None)
+    with pytest.raises(AssertionError, match="not close"):
+        check_tree(*opened, tiny_bundle)
+
+
+def test_what_a_kept_path_tells_the_drafter(tiny_bundle: Bundle, opened: tuple[CloudEngine, Slot]) -> None:
+    """After a round the drafter stands where it would after plain passes over the same tokens."""
+    engine, slot = opened
+    engine.run(slot, Pass(0, TOKENS[:-1]))
+    answer_tree(engine, slot, GrowTree(), TOKENS)
+    answer_tree(engine, slot, GrowTree((7, 8), (-1, -1)), TOKENS)
+    answer_tree(engine, slot, TreePass(2, TOKENS[2:], NODES, PARENTS), TOKENS)
+    answer_tree(engine, slot, KeepPath(3, (1, 5)), TOKENS)
+    known = [*TOKENS, 8, 40, 50]
+    found = answer_tree(engine, slot, GrowTree(), known)
+    x, features, mask = whole(tiny_bundle, slot, known)
+    with torch.no_grad():
+        estimate = tiny_bundle.eagle.estimate(tiny_bundle.gpt, x, features, mask)[:, -1:]
+        torch.testing.assert_close(found, guide(*tiny_bundle.gpt.head(estimate), SCALE), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_eagle2_is_base_in_fewer_passes(tiny_bundle: Bundle, tiny_cloud: Cloud, guidance: float) -> None:
+    wire = InProcessTransport(tiny_cloud)
+    fewer = 0
+    for seed in range(4):
+        values = {"seed": seed, "guidance": guidance, "temperature": 0.5}
+        base, session = picture_of(tiny_cloud, opening("a red cat", "base", **values))
+        made = device_session(tiny_bundle, wire, opening("a red cat", "eagle2", **values)).run()
+        assert made.tokens == base
+        fewer += session._slot.passes - made.ledger.cloud_passes
+    assert fewer > 0
+
+
+def test_a_backbone_without_a_drafter_says_so(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "bare"))
+    (folder / "eagle.safetensors").unlink()
+    cloud = Cloud(load_bundle(folder))
+    assert not cloud.bundle.has_eagle
+    with pytest.raises(CheckpointError, match="ciar train eagle"):
+        cloud.open(opening("a cat", "eagle2"))
