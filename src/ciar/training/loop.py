@@ -197,6 +197,12 @@ def _restore(task: Task, config: LoopConfig, out: Path) -> int:
             f"{path} was trained with seed {state['seed']}, not {config.seed}. Use that seed to go "
             "on, another --out folder to start anew, or --no-resume to overwrite it."
         )
+    if state["modules"].keys() != task.modules.keys():
+        raise DataError(
+            f"{path} holds {', '.join(sorted(state['modules']))}, and this run trains "
+            f"{', '.join(sorted(task.modules))}. Go on with the settings that it was begun with, or begin "
+            "anew with --no-resume."
+        )
     for name, module in task.modules.items():
         module.load_state_dict(state["modules"][name])
     for optimizer, saved in zip(task.optimizers, state["optimizers"], strict=True):
