@@ -51,7 +51,7 @@ class BackboneConfig:
     lr: float = 2e-3
     caption_dropout: float = 0.1
     plan: float = 0.5
-    noise: float = 0.3
+    noise: float = 1.0
     compile: bool = True
 
 
