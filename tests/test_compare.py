@@ -157,3 +157,16 @@ def test_all_leaves_out_what_a_backbone_has_no_drafter_for(tiny_bundle: Bundle, 
     (tmp_path / "bare" / "eagle.safetensors").unlink()
     bare = {run.label for run in runs_of("all", load_bundle(tmp_path / "bare"))}
     assert full - bare == {"eagle1-static", "eagle2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("speculative:window=0", "window is 0"),
+        ("ciar:score=oracle,share=0.3", "oracle"),
+        ("ciar:injection=yes", "'yes' is no value for injection"),
+    ],
+)
+def test_what_cannot_take_the_whole_way_is_refused_before_any_picture(text: str, part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        parse_run(text)

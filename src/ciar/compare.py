@@ -21,10 +21,11 @@ from ciar.decoding.sampling import slack, to_law
 from ciar.decoding.strategy import all_strategies, get_strategy
 from ciar.errors import InputError
 from ciar.evaluation.bootstrap import Estimate, mean_estimate
+from ciar.intervals.gates import gate_named
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle
-from ciar.pipeline import Pipeline
+from ciar.pipeline import Pipeline, check_settings
 from ciar.protocol.messages import Settings
 from ciar.quality import Judge, Judged, Run, judge
 from ciar.training.teacher import guided_logits
@@ -38,7 +39,7 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {
     "prefix_rate": float,
     "window": int,
     "action": str,
-    "injection": lambda text: text == "true",
+    "injection": lambda text: {"true": True, "false": False}[text],
 }
 
 
@@ -96,7 +97,7 @@ def parse_run(text: str) -> Run:
         InputError: it cannot be read, or the strategy or an option is unknown.
     """
     name, _, rest = text.strip().partition(":")
-    strategy = get_strategy(name)
+    get_strategy(name)
     settings: dict[str, Any] = {"strategy": name}
     options: list[tuple[str, Any]] = []
     gate: dict[str, str] = {}
@@ -111,11 +112,11 @@ def parse_run(text: str) -> Run:
                 settings[key] = _SETTINGS[key](value)
             else:
                 options.append((key, _number_or_word(value)))
-        except ValueError:
+        except (ValueError, KeyError):
             raise InputError(f"{value!r} is no value for {key} in {text!r}.") from None
     if options:
         settings["options"] = tuple(options)
-    strategy.values(Settings(**settings))
+    check_settings(Settings(**settings))
     threshold = None
     if "share" in gate:
         try:
@@ -124,6 +125,8 @@ def parse_run(text: str) -> Run:
             raise InputError(
                 f"{gate['share']!r} is no share in {text!r}; it is a number from 0 to 1."
             ) from None
+    if "score" in gate:
+        gate_named(gate["score"])  # the oracle is none: it cannot take the whole way
     return Run(text.strip(), settings, threshold, gate.get("score"))
 
 

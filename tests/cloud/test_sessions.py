@@ -473,3 +473,21 @@ def test_costs_add_up(tiny_cloud: Cloud) -> None:
     total = session.opened.cloud_ms + sum(a.cost.cloud_ms for a in answers)
     assert total == pytest.approx(session._slot.milliseconds)
     assert isinstance(answers[-1], Done)
+
+
+def test_a_closed_session_computes_nothing_more(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefix is one answer of many passes: a device that left must not hold a worker for all of them."""
+    cloud = Cloud(tiny_bundle)
+    session = cloud.open(opening(strategy="ciar", prefix_rate=1.0))
+    passes: list[Pass] = []
+    run = cloud.engine.run
+
+    def counted(slot: Any, request: Pass, features: Any = None) -> torch.Tensor:
+        passes.append(request)
+        if len(passes) == 3:
+            session.close()
+        return run(slot, request, features)
+
+    monkeypatch.setattr(cloud.engine, "run", counted)
+    assert list(session.handle(Draft(0, 0, want=16))) == []
+    assert len(passes) == 3

@@ -179,3 +179,12 @@ def test_neighbours_are_nearest_first_without_the_code_itself() -> None:
         assert float(book.distances(token)[token]) == 0.0
     with pytest.raises(InputError, match="must be 1 to 49"):
         book.nearest(0, 50)
+
+
+def test_neighbours_are_kept_for_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ciar.decoding.codebook._KEPT", 3)
+    book = Codebook(torch.arange(8)[:, None].float())
+    for token in range(8):
+        near = book.nearest(token, 7)
+        assert torch.equal(book.nearest(token, 2), near[:2])
+        assert len(book._orders) <= 3

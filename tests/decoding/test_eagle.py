@@ -14,10 +14,11 @@ from ciar.cloud.engine import CloudEngine, Slot
 from ciar.cloud.sessions import Cloud
 from ciar.cloud.trees import answer_tree, attach_eagle
 from ciar.decoding.sampling import guide
-from ciar.decoding.strategy import GrowTree, KeepPath, Pass, TreePass
-from ciar.errors import CheckpointError
+from ciar.decoding.strategy import GrowTree, KeepPath, Pass, TreePass, get_strategy
+from ciar.errors import CheckpointError, InputError
 from ciar.models.bundle import Bundle, load_bundle
 from ciar.models.cache import KVCache
+from ciar.protocol.messages import Settings
 from ciar.transport.inprocess import InProcessTransport
 
 SCALE = 3.0
@@ -157,3 +158,15 @@ def test_a_backbone_without_a_drafter_says_so(tiny_folder: Path, tmp_path: Path)
     assert not cloud.bundle.has_eagle
     with pytest.raises(CheckpointError, match="ciar train eagle"):
         cloud.open(opening("a cat", "eagle2"))
+
+
+@pytest.mark.parametrize(
+    ("branch", "depth", "fits"), [(4, 4, True), (1, 64, True), (32, 5, False), (64, 64, False)]
+)
+def test_a_tree_that_no_server_could_judge_is_refused(branch: int, depth: int, fits: bool) -> None:
+    asked = Settings("eagle1-static", options=(("branch", branch), ("depth", depth)))
+    if fits:
+        assert get_strategy("eagle1-static").values(asked).whole("branch") == branch
+    else:
+        with pytest.raises(InputError, match="Lower one of them"):
+            get_strategy("eagle1-static").values(asked)

@@ -98,3 +98,9 @@ def test_refilled_codes_start_as_their_parents() -> None:
         assert torch.equal(out[name][2], tensors[name][2])
     assert out["norm.weight"] is tensors["norm.weight"]
     assert tensors["output.weight"][3, 0] == 109, "the given weights stay as they are"
+
+
+def test_weights_stay_as_they_are_where_nothing_was_refilled() -> None:
+    tensors = {"tok_embeddings.weight": torch.ones(4, 3), "output.weight": torch.zeros(4, 3)}
+    out = inherit_rows(tensors, {})
+    assert all(torch.equal(out[name], tensors[name]) for name in tensors)

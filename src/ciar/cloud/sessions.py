@@ -162,6 +162,8 @@ class CloudSession:
         half = self._strategy.cloud(run, draft)
         reply: Tensor | Codebook | list[Draft] | None = None
         while True:
+            if self._slot.closed:  # the device has gone: nobody waits for what a long answer computes
+                return
             try:
                 op = half.send(reply)
             except StopIteration:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
 from ciar.errors import InputError
+
+#: Tokens whose neighbours are kept: 16 MB at 4,096 codes.
+_KEPT = 1024
 
 
 class Codebook:
@@ -17,7 +23,8 @@ class Codebook:
 
     def __init__(self, codes: Tensor) -> None:
         self.codes = codes.float()
-        self._near: dict[tuple[int, int], Tensor] = {}
+        # One order a token serves every count; a server keeps it for all its sessions.
+        self._orders: OrderedDict[int, Tensor] = OrderedDict()
 
     def distances(self, token: int) -> Tensor:
         """float32 [vocab] Euclidean distances of all codes to a token's."""
@@ -34,11 +41,15 @@ class Codebook:
             raise InputError(
                 f"neighbours is {count}; with this codebook it must be 1 to {len(self.codes) - 1}."
             )
-        found = self._near.get((token, count))
-        if found is None:
+        order = self._orders.get(token)
+        if order is None:
             away = self.distances(token)
             away[token] = -1.0
             # A stable sort, so that codes at the same distance come in the same order everywhere.
-            found = away.argsort(stable=True)[1 : count + 1]
-            self._near[token, count] = found
-        return found
+            order = away.argsort(stable=True)[1:].to(torch.int32)
+            self._orders[token] = order
+            while len(self._orders) > _KEPT:
+                # Another session may have been quicker.
+                with suppress(KeyError):
+                    self._orders.popitem(last=False)
+        return order[:count].long()

@@ -39,6 +39,8 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
             stage = path.split("/")[0]
             raise DataError(f"{work / path} does not exist. Run first: ciar train {stage} --work {work}")
     out.mkdir(parents=True, exist_ok=True)
+    for optional in ("eagle.safetensors", "device-finish.safetensors", learned_file(out).name):
+        (out / optional).unlink(missing_ok=True)  # an older backbone's would be taken for this one's
     home = tokenizer_home(work)
     vq_config = VQConfig.from_dict(json.loads((home / "vq.json").read_text()))
     gpt_config = GPTConfig.from_dict(json.loads((work / "backbone/gpt.json").read_text()))

@@ -103,7 +103,8 @@ def refill(
 
 def inherit_rows(tensors: dict[str, Tensor], parents: dict[int, int]) -> dict[str, Tensor]:
     """A backbone's weights in which every refilled code starts as the code that it was split from."""
-    new, old = torch.tensor(list(parents)), torch.tensor(list(parents.values()))
+    new = torch.tensor(list(parents), dtype=torch.int64)
+    old = torch.tensor(list(parents.values()), dtype=torch.int64)
     out = dict(tensors)
     for name in ("tok_embeddings.weight", "output.weight"):
         out[name] = tensors[name].clone()

@@ -7,11 +7,15 @@ from typing import Any, ClassVar
 
 from ciar.decoding.acceptance import Speculative
 from ciar.decoding.halves import listen, stream
-from ciar.decoding.options import Option
+from ciar.decoding.options import Option, OptionValues
 from ciar.decoding.strategy import CloudHalf, CloudRun, DeviceHalf, DeviceRun, Strategy, register
 from ciar.decoding.trees import best_tree, drawn_tree, tree_laws, walk_chosen, walk_drawn
 from ciar.decoding.verify import sample_own
-from ciar.protocol.messages import Draft
+from ciar.errors import InputError
+from ciar.protocol.messages import Draft, Settings
+
+#: Most tokens of a tree: more would take a server's memory for one client.
+_MOST_NODES = 1024
 
 
 class Eagle(Strategy):
@@ -54,6 +58,29 @@ class EagleStatic(Eagle):
         ),
         Option("depth", 4, "tokens of a tree's longest path", low=1, high=64),
     )
+
+    def values(self, settings: Settings) -> OptionValues:
+        """The options, and whether their tree is of a size that a server can judge.
+
+        Raises:
+            InputError: as for every strategy, or the tree has too many nodes.
+        """
+        values = super().values(settings)
+        # Counted by the product of the ranks along a path, which the branch at the head bounds.
+        level, nodes = {values.whole("branch"): 1}, 0
+        for _ in range(values.whole("depth")):
+            below: dict[int, int] = {}
+            for children, count in level.items():
+                nodes += children * count
+                for rank in range(1, children + 1):
+                    below[children // rank] = below.get(children // rank, 0) + count
+            if nodes > _MOST_NODES:
+                raise InputError(
+                    f"branch {values.whole('branch')} and depth {values.whole('depth')} make a tree of more "
+                    f"than {_MOST_NODES} tokens. Lower one of them."
+                )
+            level = below
+        return values
 
     def tree_round(self, run: CloudRun, end: int) -> Generator[Any, Any, None]:
         values = self.values(run.settings)
