@@ -26,8 +26,8 @@ from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle
 from ciar.pipeline import Pipeline, check_settings
-from ciar.protocol.messages import Settings
-from ciar.quality import Judge, Judged, Run, judge
+from ciar.protocol.messages import Settings, option_value
+from ciar.quality import Judge, Judged, Run, judge, text_features
 from ciar.training.teacher import guided_logits
 
 #: Settings that a row may change beside the strategy's own options, with their types.
@@ -97,7 +97,6 @@ def parse_run(text: str) -> Run:
         InputError: it cannot be read, or the strategy or an option is unknown.
     """
     name, _, rest = text.strip().partition(":")
-    get_strategy(name)
     settings: dict[str, Any] = {"strategy": name}
     options: list[tuple[str, Any]] = []
     gate: dict[str, str] = {}
@@ -111,7 +110,7 @@ def parse_run(text: str) -> Run:
             elif key in _SETTINGS:
                 settings[key] = _SETTINGS[key](value)
             else:
-                options.append((key, _number_or_word(value)))
+                options.append((key, option_value(value)))
         except (ValueError, KeyError):
             raise InputError(f"{value!r} is no value for {key} in {text!r}.") from None
     if options:
@@ -224,10 +223,7 @@ def mean_slacks(
     outside = 0
     for start in range(0, len(tokens), batch):
         part = tokens[start : start + batch]
-        texts = [bundle.text.encode(prompt) for prompt in prompts[start : start + batch]]
-        longest = max(int(text.mask.sum()) for text in texts)
-        features = torch.stack([text.features[-longest:] for text in texts])
-        mask = torch.stack([text.mask[-longest:] for text in texts])
+        features, mask = text_features(bundle, prompts[start : start + batch])
         logits = guided_logits(bundle.gpt, features, mask, part, settings.guidance)
         for i, (own, row) in enumerate(zip(logits, part, strict=True)):
             number = settings.seed + start + i
@@ -280,12 +276,3 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def _total_ms(ledger: Ledger) -> float:
     return ledger.total_ms
-
-
-def _number_or_word(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -140,6 +140,21 @@ def check_runs(runs: Sequence[Run]) -> None:
             )
 
 
+def text_features(bundle: Bundle, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Features of prompts side by side, cropped to the longest.
+
+    Returns:
+        features: float32 [prompts, text, caption_dim], left-padded.
+        mask: bool [prompts, text].
+    """
+    texts = [bundle.text.encode(prompt) for prompt in prompts]
+    longest = max(int(text.mask.sum()) for text in texts)
+    return (
+        torch.stack([text.features[-longest:] for text in texts]),
+        torch.stack([text.mask[-longest:] for text in texts]),
+    )
+
+
 def make_pictures(
     bundle: Bundle,
     prompts: Sequence[str],
@@ -162,10 +177,7 @@ def make_pictures(
     done: list[BatchPicture] = []
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
-        texts = [bundle.text.encode(prompt) for prompt in part]
-        longest = max(int(t.mask.sum()) for t in texts)
-        features = torch.stack([t.features[-longest:] for t in texts])
-        mask = torch.stack([t.mask[-longest:] for t in texts])
+        features, mask = text_features(bundle, part)
         settings = [replace(base, **run.settings, seed=seed + start + i) for i in range(len(part))]
         judged = bundle.total - int(settings[0].prefix_rate * bundle.total)
         gates = [threshold.start(judged) for _ in part]

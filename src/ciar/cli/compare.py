@@ -52,12 +52,11 @@ def run(options: argparse.Namespace) -> int:
     from ciar.evaluation.frontier import Point, draw_frontier
     from ciar.models.bundle import load_bundle
     from ciar.models.text import StaticTextEncoder
-    from ciar.quality import Judge, check_runs, evaluation_prompts
+    from ciar.quality import Judge, evaluation_prompts
     from ciar.version import __version__
 
     bundle = load_bundle(options.backbone)
     runs = runs_of(options.strategies, bundle)
-    check_runs(runs)
     data = needed(options.work / "data", "captions.json", "data")
     text = StaticTextEncoder.load(needed(options.work / "text", "text.json", "text"))
     the_judge = Judge.from_data(options.work / "dual-encoder", text, data)

@@ -22,6 +22,7 @@ from ciar.cli.paths import BESIDE, SUFFIXES, Target, check_writable, plan
 from ciar.cli.progress import Progress
 from ciar.cli.report import Made, describe, document
 from ciar.errors import InputError
+from ciar.protocol.messages import option_value
 from ciar.version import __version__
 
 if TYPE_CHECKING:
@@ -372,12 +373,7 @@ def _option(text: str) -> tuple[str, int | float | str]:
     name, equals, value = text.partition("=")
     if not (name and equals and value):
         raise argparse.ArgumentTypeError(f"give an option as NAME=VALUE, such as allowance=2, not {text!r}.")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    return name, option_value(value)
 
 
 def _address(text: str) -> str:

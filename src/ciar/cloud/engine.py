@@ -120,8 +120,7 @@ class CloudEngine:
         """
         if not request.ids:
             return slot.prefill[None]
-        began = time.perf_counter()
-        with self._lock, torch.inference_mode():
+        with self.turn(slot):
             model = self.model
             rows = slot.cache.rows
             ids = torch.tensor([request.ids], device=slot.prefill.device)
@@ -139,7 +138,6 @@ class CloudEngine:
                 slot.eagle.saw(request.start, hidden)
         slot.passes += 1
         slot.token_rows += n * rows
-        slot.milliseconds += (time.perf_counter() - began) * 1e3
         return logits
 
     def run_scattered(self, slot: Slot, request: Scatter) -> Tensor:
@@ -152,8 +150,7 @@ class CloudEngine:
         Returns:
             Guided logits, float32 [n, vocab].
         """
-        began = time.perf_counter()
-        with self._lock, torch.inference_mode():
+        with self.turn(slot):
             model, rows, device = self.model, slot.cache.rows, slot.prefill.device
             x = model.embed_tokens(torch.tensor([request.ids], device=device)).expand(rows, -1, -1)
             where = torch.tensor(request.positions, device=device) + model.config.text_len
@@ -162,7 +159,6 @@ class CloudEngine:
             logits = self._guided(model.head(hidden), slot.scale)
         slot.passes += 1
         slot.token_rows += len(request.ids) * rows
-        slot.milliseconds += (time.perf_counter() - began) * 1e3
         return logits
 
     @staticmethod

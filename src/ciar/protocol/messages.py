@@ -12,6 +12,17 @@ from dataclasses import dataclass, field
 #: What an option of a strategy may be: a number or a word.
 OptionValue = int | float | str
 
+
+def option_value(text: str) -> OptionValue:
+    """An option as a user writes it: a whole number or a number where it reads as one, else a word."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 #: WebSocket subprotocol and version of every message in this module.
 SUBPROTOCOL = "ciar.v1"
 #: Largest frame either side accepts, in bytes.
