@@ -85,6 +85,29 @@ def test_a_long_prompt_is_cut_with_a_warning() -> None:
     assert "the limit is 8" in huge.warnings[1]
 
 
+def with_registers(count: int) -> StaticTextEncoder:
+    text = tiny_text()
+    rows = torch.randn(count, text.caption_dim, generator=torch.Generator().manual_seed(3)).half().float()
+    return StaticTextEncoder(text.vocabulary, text.table, text.text_len, rows)
+
+
+def test_registers_stand_after_every_caption_and_take_room_from_it(tmp_path: Path) -> None:
+    encoder = with_registers(3)
+    text = encoder.encode("red cat")
+    assert text.mask.tolist() == [False] * 3 + [True] * 5
+    assert torch.equal(text.features[-3:], encoder.registers)
+    assert torch.equal(text.features[-5:-3], encoder.table[[WORDS.index("red"), WORDS.index("cat")]])
+    assert "the limit is 5" in encoder.encode("a red car with a smiling dog").warnings[0]
+    encoder.save(tmp_path)
+    assert torch.equal(StaticTextEncoder.load(tmp_path).registers, encoder.registers)
+
+
+def test_what_only_reads_captions_sees_no_registers() -> None:
+    bare = with_registers(3).without_registers()
+    assert bare.text_len == bare.room == 5
+    assert int(bare.encode("red cat").mask.sum()) == 2
+
+
 def test_saved_and_read_back(tmp_path: Path) -> None:
     encoder = tiny_text()
     encoder.save(tmp_path)

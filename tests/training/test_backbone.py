@@ -11,18 +11,20 @@ from tiny import TINY_GPT, tiny_gpt, tiny_text
 
 from ciar.errors import DataError
 from ciar.models.gpt import GPT
+from ciar.models.text import StaticTextEncoder
 from ciar.training.backbone import (
     EMOJI_GPT,
     BackboneConfig,
     BackboneTask,
-    Plan,
     drop_captions,
+    fit_null_caption,
     start_from_codebook,
     with_noise,
 )
 from ciar.training.captions import CaptionBank, indices_of
 from ciar.training.data.emoji import Icon
 from ciar.training.loop import LoopConfig, train
+from ciar.training.text import make_registers
 
 ICONS = [
     Icon(name, "a", "held_name" if name == "sun" else "train", ("red",))
@@ -61,16 +63,19 @@ def test_codes_that_look_alike_start_alike() -> None:
         assert similarity[1] > similarity[2:].max()
 
 
-def make_task(loop: LoopConfig) -> BackboneTask:
+def make_task(loop: LoopConfig, registers: int = 4, plan_first: int = 0) -> BackboneTask:
+    text = tiny_text()
+    rows = make_registers(registers, text.caption_dim)
+    config = BackboneConfig(batch=8, plan_batch=8, plan_first=plan_first, plan_layers=1, lr=5e-3, compile=False)
     codes = torch.randint(8, (len(ICONS), 16), generator=torch.Generator().manual_seed(2))
     return BackboneTask(
         codes,
-        CaptionBank(ICONS, tiny_text()),
+        CaptionBank(ICONS, StaticTextEncoder(text.vocabulary, text.table, text.text_len, rows)),
         indices_of(ICONS, "train"),
         indices_of(ICONS, "held_name"),
         CODEBOOK,
         TINY_GPT,
-        BackboneConfig(batch=8, lr=5e-3, compile=False),
+        config,
         loop,
     )
 
@@ -112,38 +117,50 @@ def test_noise_replaces_codes_of_every_other_picture_by_codes_of_the_batch() -> 
     assert with_noise(codes, 0.0, torch.Generator()) is codes
 
 
-def test_the_plan_is_the_law_of_each_regions_codes() -> None:
-    """Against a slow reading: region by region, token by token."""
-    torch.manual_seed(0)
-    plan = Plan(dim=6, vocab_size=10, grid=8, regions=4, width=3)
-    hidden, weights = torch.randn(2, 6), torch.rand(10) + 0.1
-    codes = torch.randint(10, (2, 64))
-    total = norm = 0.0
-    with torch.no_grad():
-        for row in range(2):
-            said = plan.say(hidden[row]).view(16, 3)
-            for y in range(8):
-                for x in range(8):
-                    code = int(codes[row, 8 * y + x])
-                    law = plan.codes(F.silu(said[4 * (y // 2) + x // 2])).log_softmax(-1)
-                    total -= float(weights[code] * law[code])
-                    norm += float(weights[code])
-        assert float(plan(hidden, codes, weights)) == pytest.approx(total / norm, rel=1e-5)
-
-
 def test_the_plan_trains_how_the_text_is_read_and_leaves_nothing_in_the_model(tmp_path: Path) -> None:
     loop = LoopConfig(steps=2, warmup=1, log_every=1, eval_every=2)
     task = make_task(loop)
     features, mask = task.captions.fixed(task.train_index)
-    hidden = task.model.train_hidden(features, mask, task.codes[task.train_index][:, :0])[:, 0]
-    task.plan(hidden, task.codes[task.train_index], task.weights).backward()
+    task.plan_loss(features, mask, task.codes[task.train_index]).backward()
     for weight in (task.model.cls_embedding.cap_proj.fc1.weight, task.model.blocks[0].attention.wqkv.weight):
         assert weight.grad is not None
         assert float(weight.grad.abs().max()) > 0
+    # Read half-way: what is behind has no part in it.
+    assert task.model.blocks[1].attention.wqkv.weight.grad is None
     assert task.model.output.weight.grad is None
     figures = train(task, loop, tmp_path)
     assert figures["loss"] == pytest.approx(figures["next"] + 0.5 * figures["plan"], rel=1e-4)
     assert not any("plan" in name for name in task.model.state_dict())
+
+
+def test_the_plan_alone_at_first_leaves_the_upper_blocks_as_they_were(tmp_path: Path) -> None:
+    loop = LoopConfig(steps=2, warmup=1, log_every=1)
+    task = make_task(loop, plan_first=2)
+    upper, lower = (task.model.blocks[i].attention.wqkv.weight.detach().clone() for i in (1, 0))
+    figures = train(task, loop, tmp_path)
+    assert figures["loss"] == figures["plan"]
+    assert "next" not in figures
+    assert torch.equal(task.model.blocks[1].attention.wqkv.weight, upper)
+    assert not torch.equal(task.model.blocks[0].attention.wqkv.weight, lower)
+
+
+def test_without_registers_there_is_no_plan() -> None:
+    task = make_task(LoopConfig(), registers=0)
+    assert set(task.modules) == {"gpt"}
+    _, figures = task.loss(0, torch.Generator())
+    assert float(figures["plan"]) == 0.0
+
+
+def test_a_longer_null_caption_keeps_what_an_older_model_had_of_it() -> None:
+    model = tiny_gpt()
+    name = "cls_embedding.uncond_embedding"
+    old = {name: torch.randn(5, 16), "other": torch.ones(1)}
+    fitted = fit_null_caption(old, model)
+    assert fitted[name].shape == (8, 16)
+    assert torch.equal(fitted[name][-5:], old[name])
+    assert torch.equal(fitted[name][:3], model.cls_embedding.uncond_embedding[:3])
+    longer = {name: torch.randn(9, 16)}
+    assert fit_null_caption(longer, model) is longer  # left to the strict check
 
 
 def test_a_checkpoint_without_a_plan_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def caption_features(
             "The dual encoder was trained on another text encoder than this one. Pass the text encoder of "
             "its training, or train the dual encoder anew: ciar train dual-encoder."
         )
+    encoder = encoder.without_registers()
     out = np.empty((len(captions), model.config.feature_dim), dtype=np.float32)
     device = model.log_scale.device
     was_training = model.training

@@ -239,14 +239,18 @@ class GPT(nn.Module):
 
     def hidden_of(self, x: Tensor, text_mask: Tensor) -> Tensor:
         """Normalised hidden states [rows, text + n, dim] of embedded sequences, without a cache."""
+        return self.norm(self.residual_of(x, text_mask))
+
+    def residual_of(self, x: Tensor, text_mask: Tensor, layers: int | None = None) -> Tensor:
+        """The residual stream [rows, text + n, dim] after the first blocks (default: all of them)."""
         text, length = text_mask.shape[1], x.shape[1]
         first = self.config.text_len - text
         table = self.table[first : first + length]
         mask = sequence_mask(text_mask, length)
-        for block in self.blocks:
+        for block in self.blocks[:layers]:
             q, k, v = block.attention.project(block.attention_norm(x), table)
             x = block.finish(x, F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
-        return self.norm(x)
+        return x
 
 
 def sequence_mask(text_mask: Tensor, length: int) -> Tensor:

@@ -37,6 +37,11 @@ class TextFeatures:
     warnings: tuple[str, ...] = ()
 
 
+def rows_of(features: Tensor, mask: Tensor) -> list[TextFeatures]:
+    """Features [rows, text, caption_dim] and mask [rows, text] of several prompts, one by one."""
+    return [TextFeatures(*row) for row in zip(features, mask, strict=True)]
+
+
 class TextEncoder(Protocol):
     """What a pipeline needs of a text encoder."""
 
@@ -118,12 +123,17 @@ class StaticTextEncoder:
         vocabulary: word pieces in the order of the table's rows.
         table: float32 [pieces, caption_dim].
         text_len: text slots of the AR model.
+        registers: float32 [registers, caption_dim], rows that stand after every caption: room in which
+            the AR model works out what the caption asks for, before it draws. None for none.
     """
 
-    def __init__(self, vocabulary: list[str], table: Tensor, text_len: int) -> None:
+    def __init__(
+        self, vocabulary: list[str], table: Tensor, text_len: int, registers: Tensor | None = None
+    ) -> None:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         self.text_len = text_len
+        self.registers = table.new_zeros(0, table.shape[1]) if registers is None else registers
         self.caption_dim = table.shape[1]
         self.table = table
         self.vocabulary = vocabulary
@@ -132,6 +142,15 @@ class StaticTextEncoder:
         self._tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    @property
+    def room(self) -> int:
+        """Most word pieces of a caption."""
+        return self.text_len - len(self.registers)
+
+    def without_registers(self) -> StaticTextEncoder:
+        """The same encoder for what reads captions and draws nothing."""
+        return StaticTextEncoder(self.vocabulary, self.table, self.room)
 
     def pieces(self, prompt: str) -> list[int]:
         """Word-piece ids of a cleaned prompt."""
@@ -144,7 +163,7 @@ class StaticTextEncoder:
     def encode(self, prompt: str) -> TextFeatures:
         """Caption features of one prompt.
 
-        A prompt longer than ``text_len`` word pieces is cut, with a warning that names the limit.
+        A prompt longer than :attr:`room` word pieces is cut, with a warning that names the limit.
 
         Raises:
             InputError: the prompt is empty, or none of its words is known.
@@ -160,33 +179,34 @@ class StaticTextEncoder:
             )
         if len(known) < len(ids):
             warnings.append(f"{len(ids) - len(known)} words of the prompt are unknown and were left out.")
-        if len(known) > self.text_len:
-            tail = self._tokenizer.decode(known[self.text_len :])
+        if len(known) > self.room:
+            tail = self._tokenizer.decode(known[self.room :])
             warnings.append(
-                f"The prompt has {len(known)} word pieces and the limit is {self.text_len}; "
+                f"The prompt has {len(known)} word pieces and the limit is {self.room}; "
                 f"this was left out: {tail[:200]!r}."
             )
-            known = known[: self.text_len]
+            known = known[: self.room]
         return self.from_pieces(known, tuple(warnings))
 
     def from_pieces(self, ids: list[int], warnings: tuple[str, ...] = ()) -> TextFeatures:
-        """Left-padded features of at most ``text_len`` word pieces."""
+        """Left-padded features of at most :attr:`room` word pieces, and the registers."""
         features = torch.zeros(self.text_len, self.caption_dim)
         mask = torch.zeros(self.text_len, dtype=torch.bool)
-        if ids:
-            features[-len(ids) :] = self.table[torch.tensor(ids)]
-            mask[-len(ids) :] = True
+        rows = torch.cat([self.table[torch.tensor(ids, dtype=torch.int64)], self.registers])
+        if len(rows):
+            features[-len(rows) :] = rows
+            mask[-len(rows) :] = True
         return TextFeatures(features, mask, warnings)
 
     def save(self, folder: Path) -> None:
-        """Writes ``vocabulary.txt`` and an int8 table with one scale a row."""
+        """Writes ``vocabulary.txt``, an int8 table with one scale a row, and the registers in float16."""
         from safetensors.torch import save_file
 
         scale = self.table.abs().amax(dim=1).clamp_min(1e-8) / 127.0
-        save_file(
-            {"table": (self.table / scale[:, None]).round().to(torch.int8), "scale": scale.half()},
-            folder / "text.safetensors",
-        )
+        tensors = {"table": (self.table / scale[:, None]).round().to(torch.int8), "scale": scale.half()}
+        if len(self.registers):
+            tensors["registers"] = self.registers.half()
+        save_file(tensors, folder / "text.safetensors")
         (folder / "vocabulary.txt").write_text("\n".join(self.vocabulary), encoding="utf-8")
         (folder / "text.json").write_text(json.dumps({"kind": "static", "text_len": self.text_len}) + "\n")
 
@@ -204,7 +224,8 @@ class StaticTextEncoder:
             settings: dict[str, Any] = json.loads((folder / "text.json").read_text())
             table = tensors["table"].float() * tensors["scale"].float()[:, None]
             vocabulary = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
-            return cls(vocabulary, table, settings["text_len"])
+            registers = tensors["registers"].float() if "registers" in tensors else None
+            return cls(vocabulary, table, settings["text_len"], registers)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"The text encoder in {folder} is incomplete or damaged ({error}). Restore its files."

@@ -2,9 +2,9 @@
 
 Next-code prediction alone teaches a small model to go on from the codes before, and hardly to read the
 caption: a picture's caption is worth some ten nats of its thousand. So two things are added in
-training, of which nothing remains in the model: a *plan*, which reads the codes of every region off the
-last text position, and *noise* on the codes that are fed, which makes the caption worth more and drawn
-pictures less brittle.
+training, of which nothing remains in the model: a *plan* (``training.plan``), for which the text rows
+alone must say the whole picture, and *noise* on the codes that are fed, which makes the caption worth
+more and drawn pictures less brittle.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ciar.models.gpt import GPT, GPTConfig
 from ciar.training.captions import CaptionBank
 from ciar.training.loop import LoopConfig, Task, batches
 from ciar.training.optim import make_optimizers
+from ciar.training.plan import CodeClusters, Plan
 
 #: The backbone that ships as ``emoji``.
 EMOJI_GPT = GPTConfig(
@@ -28,7 +29,7 @@ EMOJI_GPT = GPTConfig(
     n_head=8,
     vocab_size=4096,
     grid=16,
-    text_len=32,
+    text_len=48,
     caption_dim=128,
     text_rotary="identity",
 )
@@ -43,6 +44,9 @@ class BackboneConfig:
         lr: peak learning rate.
         caption_dropout: share of captions replaced by the null caption, for guidance.
         plan: weight of the plan's loss; 0 leaves it out.
+        plan_batch: captions a step that the plan is learned from; they cost a tenth of a picture each.
+        plan_first: steps at the start that learn the plan alone, from twice as many captions.
+        plan_layers: blocks after which the plan is read, so that those behind it can use it.
         noise: half of the pictures have up to this share of their fed codes replaced by other ones.
         compile: compile the forward; a minute at the start, then about 1.5 times faster.
     """
@@ -51,44 +55,11 @@ class BackboneConfig:
     lr: float = 2e-3
     caption_dropout: float = 0.1
     plan: float = 0.5
+    plan_batch: int = 128
+    plan_first: int = 0
+    plan_layers: int = 4
     noise: float = 1.0
     compile: bool = True
-
-
-class Plan(nn.Module):
-    """What is where, as the last text position says it: a law of codes for each region of the picture.
-
-    Args:
-        dim: width of the backbone.
-        vocab_size: codes.
-        grid: tokens of the picture's edge.
-        regions: regions along an edge.
-        width: numbers that a region is said in.
-    """
-
-    def __init__(self, dim: int, vocab_size: int, grid: int, regions: int = 4, width: int = 64) -> None:
-        super().__init__()
-        self.regions, self.cell = min(regions, grid), max(1, grid // regions)
-        self.say = nn.Linear(dim, self.regions**2 * width)
-        self.codes = nn.Linear(width, vocab_size)
-
-    def forward(self, hidden: Tensor, codes: Tensor, weights: Tensor) -> Tensor:
-        """Mean weighted cross-entropy of a region's codes, nats.
-
-        Args:
-            hidden: [rows, dim] of the last text position.
-            codes: int64 [rows, tokens].
-            weights: float32 [vocab] of each code.
-        """
-        rows, edge = len(codes), self.regions * self.cell
-        said = self.say(hidden).view(rows, self.regions**2, -1)
-        log_probs = self.codes(F.silu(said)).log_softmax(-1)  # [rows, regions, vocab]
-        grid = round(codes.shape[1] ** 0.5)
-        square = codes.view(rows, grid, grid)[:, :edge, :edge]
-        parts = square.unflatten(2, (self.regions, -1)).unflatten(1, (self.regions, -1))
-        inside = parts.transpose(2, 3).reshape(rows, self.regions**2, -1)  # [rows, regions, tokens in one]
-        weight = weights[inside]
-        return -(weight * log_probs.gather(-1, inside)).sum() / weight.sum()
 
 
 class BackboneTask(Task):
@@ -112,39 +83,48 @@ class BackboneTask(Task):
         start_from_codebook(self.model, codebook)
         self.modules: dict[str, nn.Module] = {"gpt": self.model}
         self.optimizers = make_optimizers(self.model, config.lr)
-        self.plan = Plan(gpt.dim, gpt.vocab_size, gpt.grid)
-        # Common codes, most of them white, are worth less.
-        counts = torch.bincount(codes[train_index].flatten(), minlength=gpt.vocab_size).float()
-        self.weights = counts.clamp_min(1.0).rsqrt()
-        if config.plan:
+        registers = len(captions.encoder.registers)
+        self.planned = bool(config.plan and registers)
+        if self.planned:
+            self.plan = Plan(gpt.dim, gpt.grid, registers, CodeClusters.of(codebook, codes[train_index]))
             self.modules["plan"] = self.plan
             self.optimizers += make_optimizers(self.plan, config.lr)
-        self._loss = torch.compile(self.train_loss, dynamic=True) if config.compile else self.train_loss
+        self._loss, self._plan_loss = self.sequence_loss, self.plan_loss
+        if config.compile:
+            self._loss = torch.compile(self.sequence_loss, dynamic=True)
+            self._plan_loss = torch.compile(self.plan_loss, dynamic=True)
 
-    def sequence_loss(self, features: Tensor, mask: Tensor, codes: Tensor) -> Tensor:
-        """Mean cross-entropy, nats a token."""
-        hidden = self.model.train_hidden(features, mask, codes[:, :-1])
+    def sequence_loss(self, features: Tensor, mask: Tensor, codes: Tensor, fed: Tensor) -> Tensor:
+        """Mean cross-entropy of pictures, nats a token.
+
+        Args:
+            codes: int64 [rows, tokens], what comes next.
+            fed: int64 [rows, tokens], what the model reads instead of them.
+        """
+        hidden = self.model.train_hidden(features, mask, fed[:, :-1])
         return F.cross_entropy(self.model.head(hidden).flatten(0, 1), codes.flatten())
 
-    def train_loss(
-        self, features: Tensor, mask: Tensor, codes: Tensor, fed: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss that is trained, the next codes' cross-entropy, and the plan's."""
-        hidden = self.model.train_hidden(features, mask, fed[:, :-1])
-        own = F.cross_entropy(self.model.head(hidden).flatten(0, 1), codes.flatten())
-        if not self.config.plan:
-            return own, own, own.new_zeros(())
-        plan = self.plan(hidden[:, 0], codes, self.weights)
-        return own + self.config.plan * plan, own, plan
+    def plan_loss(self, features: Tensor, mask: Tensor, codes: Tensor) -> Tensor:
+        """Mean weighted cross-entropy of the plan, nats a token."""
+        text = self.model.residual_of(self.model.embed_text(features), mask, self.config.plan_layers)
+        return self.plan(text[:, -self.plan.registers :], codes)
 
     def loss(self, step: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
-        index = self.train_index[batches(len(self.train_index), self.config.batch, self.loop.seed, step)]
+        config = self.config
+        alone = self.planned and step < config.plan_first
+        plan = torch.zeros(())
+        if self.planned:
+            count = config.plan_batch * (2 if alone else 1)
+            index = self.train_index[batches(len(self.train_index), count, self.loop.seed + 1, step)]
+            plan = self._plan_loss(*self.captions.batch(index, generator), self.codes[index])
+        if alone:
+            return plan, {"plan": plan.detach()}
+        index = self.train_index[batches(len(self.train_index), config.batch, self.loop.seed, step)]
         features, mask = self.captions.batch(index, generator)
-        features = drop_captions(self.model, features, self.config.caption_dropout, generator)
+        features = drop_captions(self.model, features, config.caption_dropout, generator)
         codes = self.codes[index]
-        fed = with_noise(codes, self.config.noise, generator)
-        loss, own, plan = self._loss(features, mask, codes, fed)
-        return loss, {"next": own.detach(), "plan": plan.detach()}
+        own = self._loss(features, mask, codes, with_noise(codes, config.noise, generator))
+        return own + config.plan * plan, {"next": own.detach(), "plan": plan.detach()}
 
     def evaluate(self) -> dict[str, float]:
         return {"loss": self.held_loss(self.held_index)}
@@ -155,7 +135,8 @@ class BackboneTask(Task):
         total = 0.0
         for part in index.split(batch):
             features, mask = self.captions.fixed(part)
-            total += float(self.sequence_loss(features, mask, self.codes[part])) * len(part)
+            codes = self.codes[part]
+            total += float(self.sequence_loss(features, mask, codes, codes)) * len(part)
         return total / len(index)
 
 
@@ -199,3 +180,13 @@ def start_from_codebook(model: GPT, codebook: Tensor) -> None:
     for weight in (model.tok_embeddings.weight, model.output.weight):
         projection = torch.randn(white.shape[1], dim) / white.shape[1] ** 0.5
         weight.copy_(0.02 * (white @ projection) + 0.01 * torch.randn_like(weight))
+
+
+def fit_null_caption(tensors: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
+    """Weights of a model with fewer text slots, for one with more: the null caption is longer there."""
+    name = "cls_embedding.uncond_embedding"
+    own = model.cls_embedding.uncond_embedding
+    given = tensors.get(name)
+    if given is None or given.shape[1:] != own.shape[1:] or len(given) >= len(own):
+        return tensors
+    return tensors | {name: torch.cat([own[: len(own) - len(given)], given.to(own)])}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ciar.errors import DataError
@@ -159,7 +160,7 @@ class CaptionBank:
 
         Returns:
             features: float32 [batch, text, caption_dim], left-padded with zeros and cropped to the
-                longest caption of the batch.
+                longest caption of the batch; the encoder's registers stand at the end of each.
             mask: bool [batch, text], True where there is text.
         """
         numbers = _numbers(indices)
@@ -190,11 +191,11 @@ class CaptionBank:
             pieces = self._known(caption)
             if not pieces:
                 raise DataError(f"No word of the caption {caption!r} is known. Use English words.")
-            rows.append(pieces[: self.encoder.text_len])
+            rows.append(pieces[: self.encoder.room])
         return self._features(rows)
 
     def pieces(self, index: int, wording: Wording) -> list[int]:
-        """Known word-piece ids of one caption, at most ``text_len``.
+        """Known word-piece ids of one caption, at most the encoder's room.
 
         Raises:
             DataError: no word of the caption is known.
@@ -217,7 +218,7 @@ class CaptionBank:
                 f"No word of the caption {worded(self.icons[index], wording)!r} is known to the text "
                 "encoder. Rename the icon, or train the text encoder on its vocabulary."
             )
-        return out[: self.encoder.text_len]
+        return out[: self.encoder.room]
 
     def _pieces_of(self, index: int) -> tuple[list[int], list[list[int]], list[int]]:
         parts = self._parts.get(index)
@@ -252,7 +253,9 @@ class CaptionBank:
         table = self.encoder.table
         ids, mask = ids.long().to(table.device), mask.to(table.device)
         features = table[ids] * mask[:, :, None]
-        return features, mask
+        registers = self.encoder.registers.to(table.device)
+        features = torch.cat([features, registers.expand(len(rows), -1, -1)], dim=1)
+        return features, F.pad(mask, (0, len(registers)), value=True)
 
 
 def _numbers(indices: Iterable[int] | Tensor) -> list[int]:

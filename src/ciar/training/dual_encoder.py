@@ -258,7 +258,7 @@ def train_dual_encoder(
             f"{data} has {len(pictures)} pictures and {len(icons)} captions. Build the data set anew: "
             "ciar train data."
         )
-    encoder = StaticTextEncoder.load(text)
+    encoder = StaticTextEncoder.load(text).without_registers()
     sizes = model or DualEncoderConfig(caption_dim=encoder.caption_dim)
     task = DualEncoderTask(pictures, icons, encoder, sizes, config or DualEncoderTraining(), loop)
     figures = train(task, loop, out, resume=resume)

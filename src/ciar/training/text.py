@@ -53,12 +53,22 @@ def project(vectors: Tensor, dim: int) -> Tensor:
     return projected / projected.square().mean().sqrt()
 
 
+def make_registers(count: int, dim: int) -> Tensor:
+    """Rows that stand for no word, float32 [count, dim], with unit mean square; the same at every call."""
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(0)).half().float()
+
+
 def distil_text_encoder(
-    model_folder: Path, out: Path, dim: int = 128, text_len: int = 32
+    model_folder: Path, out: Path, dim: int = 128, text_len: int = 48, registers: int = 16
 ) -> StaticTextEncoder:
-    """Writes a text encoder into ``out`` and returns it."""
+    """Writes a text encoder into ``out`` and returns it.
+
+    Args:
+        registers: of the text slots, those that stand after every caption (see ``training.plan``).
+    """
     out.mkdir(parents=True, exist_ok=True)
     vocabulary, vectors = piece_vectors(model_folder)
-    encoder = StaticTextEncoder(vocabulary, project(vectors, dim), text_len)
+    table = project(vectors, dim)
+    encoder = StaticTextEncoder(vocabulary, table, text_len, make_registers(registers, dim))
     encoder.save(out)
     return StaticTextEncoder.load(out)

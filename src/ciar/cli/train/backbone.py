@@ -25,6 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=whole(1, 4096), metavar="N", help="pictures a step (default: the profile's)"
     )
+    parser.add_argument(
+        "--plan-first",
+        type=whole(0),
+        metavar="N",
+        help="of the steps, those at the start that learn what the text rows must know, and no pictures "
+        "(default: the profile's)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,9 +42,10 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from ciar.models.checkpoint import read_tensors
+    from ciar.models.inference import fold_norms
     from ciar.models.text import StaticTextEncoder
     from ciar.models.vq import VQConfig
-    from ciar.training.backbone import EMOJI_GPT, BackboneConfig, BackboneTask
+    from ciar.training.backbone import EMOJI_GPT, BackboneConfig, BackboneTask, fit_null_caption
     from ciar.training.captions import CaptionBank, indices_of, load_captions
     from ciar.training.loop import LoopConfig, train
     from ciar.training.tokenizer import tokenizer_home
@@ -58,9 +66,11 @@ def run(options: argparse.Namespace) -> int:
     config = BackboneConfig()
     if options.profile == "tiny":
         gpt = replace(gpt, dim=32, n_layer=2, n_head=2, multiple_of=32)
-        config = BackboneConfig(batch=4, compile=False)
+        config = BackboneConfig(batch=4, plan_batch=4, plan_first=1, plan_layers=1, compile=False)
     if options.batch is not None:
         config = replace(config, batch=options.batch)
+    if options.plan_first is not None:
+        config = replace(config, plan_first=options.plan_first)
     codebook = read_tensors(tokenizer / "vq.safetensors")["quantize.embedding.weight"]
     task = BackboneTask(
         torch.from_numpy(codes),
@@ -72,10 +82,10 @@ def run(options: argparse.Namespace) -> int:
         config,
         loop,
     )
-    init_from(options, task.model)
+    init_from(options, task.model, lambda tensors: fit_null_caption(tensors, task.model))
     out = options.work / "backbone"
     figures = train(task, loop, out, resume=not options.no_resume)
-    save_module(out, "gpt", task.model, gpt.to_dict())
+    save_module(out, "gpt", fold_norms(task.model), gpt.to_dict())
     return report(figures)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,12 +71,16 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def init_from(options: argparse.Namespace, module: Any) -> None:
-    """Fills a module with the weights that ``--init`` names, if it does."""
+def init_from(options: argparse.Namespace, module: Any, fit: Callable[[Any], Any] = lambda same: same) -> None:
+    """Fills a module with the weights that ``--init`` names, if it does.
+
+    Args:
+        fit: adapts the tensors by name to the module, where an older one may differ.
+    """
     from ciar.models.checkpoint import load_strict, read_tensors
 
     if options.init is not None:
-        load_strict(module, read_tensors(options.init), options.init)
+        load_strict(module, fit(read_tensors(options.init)), options.init)
 
 
 def loop_of(options: argparse.Namespace, emoji: LoopConfig, tiny_steps: int = 4) -> LoopConfig:
