@@ -12,7 +12,7 @@ from tiny import TINY_GPT, sharpen, tiny_device
 from torch import Tensor
 
 from ciar.models.gpt import GPT
-from ciar.models.inference import InferenceGPT
+from ciar.models.inference import InferenceGPT, fold_norms
 
 EXACT = {"atol": 1e-5, "rtol": 0.0}
 
@@ -114,3 +114,30 @@ def test_a_device_trunk_ends_in_its_norm() -> None:
     decoder.forward(decoder.embed_text(features), 3, cache)
     hidden = decoder.forward(decoder.embed_tokens(tokens), 8, cache)
     torch.testing.assert_close(hidden, whole[:, 1:], **EXACT)
+
+
+def test_folded_norms_leave_the_model_as_it_was_and_weights_in_float16() -> None:
+    model = model_of(4)
+    features, tokens = inputs(4)
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    before = model.head(model.train_hidden(features, mask, tokens))
+    fold_norms(model)
+    torch.testing.assert_close(model.head(model.train_hidden(features, mask, tokens)), before, **EXACT)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert (parameter == 1.0).all(), name
+        else:
+            parameter.copy_(parameter.half())
+    decoder = InferenceGPT(model)
+    assert all(layer.attention_norm is layer.ffn_norm is None for layer in decoder.layers)
+    cache = decoder.new_cache(5, 1)
+    decoder.forward(decoder.embed_text(features), 3, cache)
+    found = decoder.head(decoder.forward(decoder.embed_tokens(tokens), 8, cache))
+    torch.testing.assert_close(found, model.head(model.train_hidden(features, mask, tokens))[:, 1:], **EXACT)
+
+
+def test_a_trunk_without_a_head_keeps_its_last_norm() -> None:
+    trunk = tiny_device().trunk
+    with torch.no_grad():
+        trunk.norm.weight.fill_(0.5)
+    assert (fold_norms(trunk).norm.weight == 0.5).all()

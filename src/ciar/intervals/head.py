@@ -6,6 +6,7 @@ Source: CIAR, arXiv 2603.25463.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import expm1, log
 
 import torch.nn.functional as F
@@ -37,6 +38,8 @@ class IntervalHead(nn.Module):
             if size is not None and size < 1:
                 raise InputError(f"{name} must be at least 1, not {size}.")
         self.centre = nn.Linear(dim, vocab_size, bias=False)
+        #: How the centre's matrix is multiplied once it is frozen; None is as it is trained.
+        self.product: Callable[[Tensor], Tensor] | None = None
         nn.init.normal_(self.centre.weight, std=0.02)
         self.down = nn.Identity() if rank is None else nn.Linear(dim, rank, bias=False)
         self.up = nn.Linear(dim if rank is None else rank, vocab_size)
@@ -61,7 +64,7 @@ class IntervalHead(nn.Module):
 
     def centre_logits(self, hidden: Tensor) -> Tensor:
         """Centre logits alone: [..., dim] to float32 [..., vocab_size]."""
-        logits: Tensor = self.centre(hidden)
+        logits: Tensor = (self.product or self.centre)(hidden)
         return logits.float()
 
     def radius_at(self, hidden: Tensor, indices: Tensor) -> Tensor:

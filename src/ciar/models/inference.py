@@ -4,11 +4,8 @@ At one to a few rows a pass is made of small operations whose dispatch costs mor
 arithmetic. So norms are folded into the matrices behind them, projections that read the same input
 are one matrix, queries, keys and values are rotated together (values by nothing), and residual sums
 ride on the matrix products. Results equal ``models.gpt`` up to float32 rounding; weights of other types
-are left unfolded, where folding would round twice.
-
-Matrices are kept inputs first, [inputs, outputs]: with few rows that takes processors two thirds of the
-time. Measured and not kept: ``W @ x.T`` (faster from eight rows on, slower at two), and 8-bit products
-(a tenth faster without 8-bit dot products in the processor, and no longer the same numbers everywhere).
+are left unfolded, where folding would round twice. Models that ship have their norms folded already
+(:func:`fold_norms`), since a fold here would take their weights out of float16 (``models.matrix``).
 """
 
 from __future__ import annotations
@@ -20,16 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ciar.models.cache import KVCache
-from ciar.models.gpt import GPT, Block
+from ciar.models.gpt import GPT, Block, RMSNorm
+from ciar.models.matrix import Matrix
 
 
 class _Layer(NamedTuple):
     attention_norm: Tensor | None  # [dim]; None once folded into wqkv
-    wqkv: Tensor  # [dim, 3 * dim]
-    wo: Tensor  # [dim, dim], inputs first
+    wqkv: Matrix  # dim to 3 * dim
+    wo: Matrix  # dim to dim
     ffn_norm: Tensor | None  # [dim]; None once folded into w13
-    w13: Tensor  # [dim, 2 * hidden]
-    w2: Tensor  # [hidden, dim]
+    w13: Matrix  # dim to 2 * hidden
+    w2: Matrix  # hidden to dim
 
 
 class InferenceGPT:
@@ -50,14 +48,11 @@ class InferenceGPT:
         turn = torch.view_as_complex(model.table.contiguous())  # [positions, head_dim / 2]
         self.table = torch.stack([turn, turn, torch.ones_like(turn)], dim=1)[:, :, None]
         self.layers = [_rearranged(block, fold) for block in model.blocks]
-        norm = model.norm.weight.detach()
-        self.norm: Tensor | None = norm
-        self.output: Tensor | None = None  # [dim, vocab]; a device trunk has its head elsewhere
+        self.norm: Tensor | None = model.norm.weight.detach()
+        self.output: Matrix | None = None  # dim to vocab; a device trunk has its head elsewhere
         if isinstance(model.output, nn.Linear):
-            output = model.output.weight.detach()
-            if fold:
-                output, self.norm = output * norm, None
-            self.output = output.T.contiguous()
+            output, self.norm = _folded(model.output.weight.detach(), model.norm, fold)
+            self.output = Matrix(output)
 
     def new_cache(self, text_rows: int, rows: int, spare: int = 0) -> KVCache:
         """A cache over ``text_rows`` text rows and all image tokens, with ``spare`` cells more."""
@@ -115,36 +110,64 @@ class InferenceGPT:
             mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, -torch.inf)
         x = x.reshape(rows * n, dim)
         for i, layer in enumerate(self.layers):
-            qkv = _normed(x, layer.attention_norm, eps) @ layer.wqkv
+            qkv = layer.wqkv(_normed(x, layer.attention_norm, eps))
             queries, fresh = _rotated(qkv.view(rows, n, 3, heads, -1), table)
             keys, values = cache.write(i, start if cells is None else cells, fresh)
             mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-            x = torch.addmm(x, mixed.transpose(1, 2).reshape(rows * n, dim), layer.wo)
-            both = _normed(x, layer.ffn_norm, eps) @ layer.w13
-            x = torch.addmm(x, F.silu(both[:, :hidden]).mul_(both[:, hidden:]), layer.w2)
+            x = layer.wo.added(x, mixed.transpose(1, 2).reshape(rows * n, dim))
+            both = layer.w13(_normed(x, layer.ffn_norm, eps))
+            x = layer.w2.added(x, F.silu(both[:, :hidden]).mul_(both[:, hidden:]))
         return _normed(x, self.norm, eps).view(rows, n, dim)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits, float32 [..., vocab_size], of what :meth:`forward` returned."""
         assert self.output is not None, "a device trunk has no head of its own"
-        return (hidden @ self.output).float()
+        return self.output(hidden).float()
 
 
 def _rearranged(block: Block, fold: bool) -> _Layer:
     attention, feed_forward = block.attention, block.feed_forward
-    wqkv = attention.wqkv.weight.detach()
-    w13 = torch.cat([feed_forward.w1.weight.detach(), feed_forward.w3.weight.detach()])
-    attention_norm, ffn_norm = block.attention_norm.weight.detach(), block.ffn_norm.weight.detach()
-    if fold:
-        wqkv, w13 = wqkv * attention_norm, w13 * ffn_norm
+    both = torch.cat([feed_forward.w1.weight.detach(), feed_forward.w3.weight.detach()])
+    wqkv, attention_norm = _folded(attention.wqkv.weight.detach(), block.attention_norm, fold)
+    w13, ffn_norm = _folded(both, block.ffn_norm, fold)
     return _Layer(
-        None if fold else attention_norm,
-        wqkv.T.contiguous(),
-        attention.wo.weight.detach().T.contiguous(),
-        None if fold else ffn_norm,
-        w13.T.contiguous(),
-        feed_forward.w2.weight.detach().T.contiguous(),
+        attention_norm,
+        Matrix(wqkv),
+        Matrix(attention.wo.weight.detach()),
+        ffn_norm,
+        Matrix(w13),
+        Matrix(feed_forward.w2.weight.detach()),
     )
+
+
+def _folded(weight: Tensor, norm: RMSNorm, fold: bool) -> tuple[Tensor, Tensor | None]:
+    """A matrix with the norm before it folded in where that is asked for, and what is left of the norm."""
+    scale = norm.weight.detach()
+    if bool((scale == 1.0).all()):
+        return weight, None
+    return (weight * scale, None) if fold else (weight, scale)
+
+
+@torch.no_grad()
+def fold_norms(model: GPT) -> GPT:
+    """Folds every norm's weight into the matrices behind it; the model computes the same.
+
+    The last norm stays where the model has no head of its own: others read its output too.
+
+    Returns:
+        The model, changed in place.
+    """
+    for block in model.blocks:
+        feed_forward = block.feed_forward
+        block.attention.wqkv.weight.mul_(block.attention_norm.weight)
+        block.attention_norm.weight.fill_(1.0)
+        for linear in (feed_forward.w1, feed_forward.w3):
+            linear.weight.mul_(block.ffn_norm.weight)
+        block.ffn_norm.weight.fill_(1.0)
+    if isinstance(model.output, nn.Linear):
+        model.output.weight.mul_(model.norm.weight)
+        model.norm.weight.fill_(1.0)
+    return model
 
 
 def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
