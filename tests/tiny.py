@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dataclasses import replace
+
 import torch
 
 from ciar.intervals.thresholds import ThresholdConfig
@@ -56,12 +58,17 @@ def tiny_text() -> StaticTextEncoder:
 
 def tiny_device(seed: int = 2) -> DeviceModel:
     torch.manual_seed(seed)
-    device = DeviceModel(DeviceConfig.for_cloud(TINY_GPT, radius_rank=8, feature_hidden=8, feature_top_k=8))
+    reader = replace(TINY_GPT, n_layer=1)
+    config = DeviceConfig.for_cloud(TINY_GPT, radius_rank=8, feature_hidden=8, feature_top_k=8, reader=reader)
+    device = DeviceModel(config)
     sharpen(device.trunk, seed)
+    assert device.reader is not None
+    sharpen(device.reader.trunk, seed)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(seed)
         device.head.centre.weight.normal_(generator=generator).mul_(0.4)
         device.phi.up.weight.normal_(generator=generator).mul_(0.05)
+        device.reader.out.weight.normal_(generator=generator).mul_(0.3)
     return device.eval()
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tiny import tiny_device, tiny_text
 
 from ciar.decoding.drafter import Drafter
-from ciar.models.inference import InferenceGPT
+from ciar.models.device import DeviceTrunk
 
 MODEL = tiny_device()
-TRUNK = InferenceGPT(MODEL.trunk)
+TRUNK = DeviceTrunk(MODEL)
 TEXT = tiny_text().encode("a smiling cat")
 TOKENS = st.lists(st.integers(0, 2), max_size=16)
 
@@ -38,7 +38,7 @@ def test_states_are_those_of_the_uncached_forward() -> None:
     drafter.feed(tokens[0].tolist())
     valid = int(TEXT.mask.sum())
     with torch.no_grad():
-        whole = MODEL.trunk.train_hidden(
+        whole = MODEL.train_hidden(
             TEXT.features[None, -valid:], torch.ones(1, valid, dtype=torch.bool), tokens
         )
     torch.testing.assert_close(drafter.states[:16], whole[0], atol=1e-5, rtol=0)

@@ -9,7 +9,8 @@ import torch
 from tiny import TINY_GPT, tiny_device
 
 from ciar.intervals.interfuse import creinn
-from ciar.models.device import DeviceConfig, DeviceModel
+from ciar.models.device import DeviceConfig, DeviceModel, DeviceTrunk
+from ciar.models.text import TextFeatures, rows_of
 
 
 def test_config_survives_json() -> None:
@@ -62,3 +63,37 @@ def test_the_trunk_has_no_second_head() -> None:
     names = set(tiny_device().state_dict())
     assert not any(name.startswith("trunk.output") for name in names)
     assert "head.centre.weight" in names
+
+
+def test_the_reader_is_added_to_the_text_and_padding_changes_nothing() -> None:
+    device = tiny_device()
+    assert device.reader is not None
+    features = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[True] * 3, [False, True, True]])
+    found = device.embed_text(features, mask)
+    alone = device.embed_text(features[1:, 1:], mask[1:, 1:])
+    torch.testing.assert_close(found[1:, 1:], alone, atol=1e-5, rtol=0.0)
+    with torch.no_grad():
+        device.reader.out.weight.zero_()
+    assert torch.equal(device.embed_text(features, mask), device.trunk.embed_text(features))
+
+
+def test_the_trunk_decodes_what_was_trained() -> None:
+    """Two prompts of different lengths, read together, against whole sequences."""
+    device = tiny_device()
+    trunk = DeviceTrunk(device)
+    features = torch.zeros(2, 8, 16)
+    mask = torch.zeros(2, 8, dtype=torch.bool)
+    for row, length in enumerate((5, 2)):
+        features[row, -length:] = torch.randn(length, 16, generator=torch.Generator().manual_seed(row))
+        mask[row, -length:] = True
+    prompt = trunk.read(rows_of(features, mask), None, False)
+    assert prompt.mask is not None
+    codes = torch.randint(64, (2, 4), generator=torch.Generator().manual_seed(9))
+    whole = device.train_hidden(features, mask, codes)
+    lone = trunk.read([TextFeatures(features[1], mask[1])], None, False)
+    assert lone.mask is None
+    hidden = trunk.forward(lone.x, TINY_GPT.text_len - 2, lone.cache)[:, -1:]
+    more = trunk.forward(trunk.embed_tokens(codes[1:]), TINY_GPT.text_len, lone.cache)
+    torch.testing.assert_close(torch.cat([hidden, more], dim=1), whole[1:], atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(prompt.x[1:, -2:], lone.x, atol=1e-5, rtol=0.0)

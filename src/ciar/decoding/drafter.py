@@ -6,8 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ciar.models.device import DeviceModel
-from ciar.models.inference import InferenceGPT
+from ciar.models.device import DeviceModel, DeviceTrunk
 from ciar.models.text import TextFeatures
 
 
@@ -23,18 +22,17 @@ class Drafter:
         text: the prompt's features in the device's own text encoder.
     """
 
-    def __init__(self, model: DeviceModel, trunk: InferenceGPT, text: TextFeatures) -> None:
+    def __init__(self, model: DeviceModel, trunk: DeviceTrunk, text: TextFeatures) -> None:
         self.model, self.trunk = model, trunk
         config = model.config.trunk
-        valid = int(text.mask.sum())
-        self.cache = trunk.new_cache(valid, rows=1)
         self.fed: list[int] = []
         self.steps = 0
         #: Entry i is the hidden state that predicts token i.
         self.states = torch.zeros(config.tokens + 1, config.dim, device=trunk.device, dtype=trunk.dtype)
         with torch.inference_mode():
-            rows = text.features[-valid:][None].to(self.states)
-            hidden = trunk.forward(trunk.embed_text(rows), config.text_len - valid, self.cache)
+            prompt = trunk.read([text], None, False)
+            self.cache = prompt.cache
+            hidden = trunk.forward(prompt.x, config.text_len - prompt.x.shape[1], self.cache)
             self.states[0] = hidden[0, -1]
 
     def feed(self, tokens: list[int]) -> None:

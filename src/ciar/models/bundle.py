@@ -16,12 +16,12 @@ from ciar.errors import CheckpointError, InputError
 from ciar.intervals.gates import gate_named, share_threshold
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.checkpoint import build_from, folder_digest, models_digest, read_tensors
-from ciar.models.device import DeviceConfig, DeviceModel
+from ciar.models.device import DeviceConfig, DeviceModel, DeviceTrunk
 from ciar.models.eagle import EagleModel
 from ciar.models.families import FAMILIES
 from ciar.models.family import ImageTokenizer, Sizes
 from ciar.models.gpt import GPT
-from ciar.models.inference import InferenceGPT
+from ciar.models.matrix import Matrix
 from ciar.models.text import TextEncoder
 from ciar.models.text_kinds import TextConfig, open_text_encoder
 from ciar.models.vq import VQConfig, VQModel
@@ -105,6 +105,19 @@ class Defaults:
             for name, one in values.get("thresholds", {}).items()
         }
         return cls(**{**values, "threshold": threshold, "thresholds": thresholds})
+
+
+def check_device(name: str | torch.device) -> None:
+    """Tries a device out, before anything is loaded for it.
+
+    Raises:
+        InputError: it is unknown, or not usable on this machine.
+    """
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"Device {str(name)!r} is not usable here ({words}). Try cpu.") from None
 
 
 class Bundle:
@@ -231,7 +244,9 @@ class Bundle:
                 "--strategy base."
             )
         config = DeviceConfig.from_dict(self.config["devices"][stem])
-        return self._load(lambda: DeviceModel(config), stem)
+        model = self._load(lambda: DeviceModel(config), stem)
+        model.head.product = Matrix(model.head.centre.weight)
+        return model
 
     @property
     def has_eagle(self) -> bool:
@@ -255,9 +270,9 @@ class Bundle:
         return self._load(lambda: EagleModel(config), "eagle", self.dtype)
 
     @cached_property
-    def device_trunk(self) -> InferenceGPT:
+    def device_trunk(self) -> DeviceTrunk:
         """The device model's trunk, ready for decoding."""
-        return InferenceGPT(self.device_model.trunk)
+        return DeviceTrunk(self.device_model)
 
     @cached_property
     def text(self) -> TextEncoder:

@@ -1,11 +1,13 @@
 """The device model: one transformer layer with an interval head, and the features it feeds back.
 
 Same trunk as the cloud (models.gpt); the head gives centre and radius of the cloud's **guided**
-logits, so the device runs one row where the cloud runs two. Source: CIAR, arXiv 2603.25463.
+logits, so the device runs one row where the cloud runs two. One layer is too few to work out what a
+prompt asks for, so a reader of some layers does, once a picture. Source: CIAR, arXiv 2603.25463.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +16,10 @@ from torch import Tensor, nn
 
 from ciar.intervals.head import IntervalHead
 from ciar.intervals.interfuse import width_at
+from ciar.models.family import Prompt
 from ciar.models.gpt import GPT, GPTConfig
+from ciar.models.llamagen import LlamaGen, caption_rows
+from ciar.models.text import TextFeatures
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class DeviceConfig:
         feature_top_k: codes that the interval feature looks at.
         feature_hidden: bottleneck of the interval feature.
         feature_dim: width of the cloud's embeddings, which the feature is added to.
+        reader: sizes of the text reader, the cloud's with fewer layers; None is none.
     """
 
     trunk: GPTConfig
@@ -34,13 +40,16 @@ class DeviceConfig:
     feature_top_k: int = 32
     feature_hidden: int = 64
     feature_dim: int = 256
+    reader: GPTConfig | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DeviceConfig:
-        return cls(**{**values, "trunk": GPTConfig.from_dict(values["trunk"])})
+        reader = values.get("reader")  # files of older device models have none
+        read = None if reader is None else GPTConfig.from_dict(reader)
+        return cls(**{**values, "trunk": GPTConfig.from_dict(values["trunk"]), "reader": read})
 
     @classmethod
     def for_cloud(cls, cloud: GPTConfig, layers: int = 1, **values: Any) -> DeviceConfig:
@@ -90,8 +99,31 @@ class FeatureMap(nn.Module):
         return self.up(nn.functional.silu(self.down(brief)))
 
 
+class TextReader(nn.Module):
+    """Reads a prompt as the cloud's lower layers do; runs over the text rows alone, once a picture.
+
+    What it finds is added to the device's own text rows; its output starts at zero.
+
+    Args:
+        config: sizes; ``n_layer`` of the cloud's layers.
+        dim: width of the device's trunk.
+    """
+
+    def __init__(self, config: GPTConfig, dim: int) -> None:
+        super().__init__()
+        self.trunk = GPT(config)
+        for unused in ("tok_embeddings", "output"):
+            self.trunk.add_module(unused, nn.Identity())
+        self.out = nn.Linear(config.dim, dim, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        """[rows, text, dim] to add, of features [rows, text, caption_dim] and bool mask [rows, text]."""
+        return self.out(self.trunk.hidden_of(self.trunk.embed_text(features), mask))
+
+
 class DeviceModel(nn.Module):
-    """Trunk, interval head and feature map."""
+    """Trunk, interval head, feature map and, if there is one, text reader."""
 
     def __init__(self, config: DeviceConfig) -> None:
         super().__init__()
@@ -100,6 +132,21 @@ class DeviceModel(nn.Module):
         self.trunk.add_module("output", nn.Identity())  # the interval head takes its place
         self.head = IntervalHead(config.trunk.dim, config.trunk.vocab_size, config.radius_rank)
         self.phi = FeatureMap(config)
+        self.reader = None if config.reader is None else TextReader(config.reader, config.trunk.dim)
+
+    def embed_text(self, features: Tensor, mask: Tensor) -> Tensor:
+        """Text rows [rows, text, dim] of caption features [rows, text, caption_dim].
+
+        Args:
+            mask: bool [rows, text], True where there is text; features are left-padded.
+        """
+        own = self.trunk.embed_text(features)
+        return own if self.reader is None else own + self.reader(features, mask)
+
+    def train_hidden(self, features: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        """Teacher-forced pass of the trunk over whole sequences; as ``GPT.train_hidden``."""
+        x = torch.cat([self.embed_text(features, mask), self.trunk.embed_tokens(tokens)], dim=1)
+        return self.trunk.hidden_of(x, mask)[:, features.shape[1] - 1 :]
 
     def features(self, hidden: Tensor) -> Tensor:
         """Interval features [..., feature_dim] of hidden states [..., dim]."""
@@ -108,3 +155,20 @@ class DeviceModel(nn.Module):
         log_probs = top.values - centre.logsumexp(dim=-1, keepdim=True)
         radius = self.head.radius_at(hidden, top.indices)
         return self.phi(hidden, log_probs, radius, self.trunk.tok_embeddings(top.indices))
+
+
+class DeviceTrunk(LlamaGen):
+    """A device model's trunk as it is decoded with."""
+
+    def __init__(self, model: DeviceModel) -> None:
+        super().__init__(model.trunk)
+        self._embed = model.embed_text
+
+    def read(
+        self, texts: Sequence[TextFeatures], negatives: Sequence[TextFeatures] | None, guided: bool
+    ) -> Prompt:
+        """See :class:`~ciar.models.family.CloudModel`."""
+        rows, mask = caption_rows(self.caption.uncond_embedding, texts, negatives, guided)
+        mask = mask.to(self.device)
+        x = self._embed(rows.to(self.embedding), mask)
+        return Prompt(x, None if bool(mask.all()) else mask, self.new_cache(mask.shape[1], len(mask)))

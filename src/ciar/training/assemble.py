@@ -13,8 +13,10 @@ from ciar.errors import DataError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Defaults, write_config
 from ciar.models.checkpoint import load_strict, read_tensors, save_tensors, write_manifest
+from ciar.models.device import DeviceModel
 from ciar.models.eagle import EagleModel
 from ciar.models.gpt import GPT, GPTConfig
+from ciar.models.inference import fold_norms
 from ciar.models.text import StaticTextEncoder
 from ciar.models.vq import VQConfig, VQModel
 from ciar.training.distil import load_device
@@ -48,6 +50,7 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
     load_strict(vq, read_tensors(home / "vq.safetensors"), home)
     load_strict(gpt, read_tensors(work / "backbone/gpt.safetensors"), work / "backbone")
     device = load_device(work / "device")
+    fold_trunks(device)
     save_tensors(vq, out / "vq.safetensors", torch.float16)
     save_tensors(gpt, out / "gpt.safetensors", torch.float16)
     save_tensors(device, out / "device.safetensors", torch.float16)
@@ -76,8 +79,16 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
     devices = {"device": device.config}
     if (work / "device-finish/device.json").is_file():
         finish = load_device(work / "device-finish")
+        fold_trunks(finish)
         save_tensors(finish, out / "device-finish.safetensors", torch.float16)
         devices["device-finish"] = finish.config
     write_config(out, name, gpt_config, vq_config, devices, defaults)
     write_manifest(out)
     return {path.name: path.stat().st_size for path in sorted(out.iterdir()) if path.is_file()}
+
+
+def fold_trunks(device: DeviceModel) -> None:
+    """Folds the norms of a device model's layers, in place: its matrices can then stay in float16."""
+    fold_norms(device.trunk)
+    if device.reader is not None:
+        fold_norms(device.reader.trunk)
