@@ -158,7 +158,7 @@ def test_rows_that_start_at_different_positions(engine: CloudEngine, text: Token
     model = engine.model
     assert isinstance(model, InferenceChameleon)
     texts = [text.encode("a red cat"), text.encode("dog")]
-    prompt = model.read(texts[0], texts[1], True)
+    prompt = model.read([texts[0]], [texts[1]], True)
     assert prompt.mask is not None
     n = prompt.x.shape[1]
     model.forward(prompt.x, CONFIG.text_len - n, prompt.cache, engine._mask(prompt.mask, n, n))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from golden_data import described
 
 from ciar.errors import CheckpointError, InputError
+from ciar.models.device import DeviceConfig, DeviceModel
 from ciar.models.loading.check import check_vq, choose_preset, fitting, sizes, stage_of
 from ciar.models.loading.layout import Part, understand
 from ciar.models.loading.read import Opened
@@ -89,3 +91,27 @@ def test_other_tokenizers_are_refused() -> None:
     vq8 = {n: s for n, s in full_size("llamagen_vq16").items() if not n.startswith("decoder.conv_blocks.4.")}
     with pytest.raises(CheckpointError, match=r"wrong tokenizer.*has 4 levels and should have 5"):
         check_vq(opened("vq_ds8.pt"), part_of(vq8), preset)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "reader", "millions"),
+    [
+        ("llamagen-xl-256", 1280, 4, 155),
+        ("llamagen-xl-512", 1280, 4, 155),
+        ("llamagen-xl-256", 1280, 0, 68),
+        ("llamagen-xl-256", 640, 0, 29),
+        ("anole-7b", 4096, 0, 305),
+        ("anole-7b", 1024, 0, 36),
+    ],
+)
+def test_device_models_have_the_documented_sizes(name: str, width: int, reader: int, millions: int) -> None:
+    """docs/backbones: parameters of device models, built without memory."""
+    preset = PRESETS[name]
+    trunk = preset.family.draft(preset.gpt)
+    assert (trunk.grid, trunk.vocab_size) == (preset.gpt.grid, preset.gpt.vocab_size)
+    if width != trunk.dim:
+        trunk = replace(trunk, dim=width, n_head=width // 64)
+    read = replace(trunk, n_layer=reader) if reader else None
+    with torch.device("meta"):
+        model = DeviceModel(DeviceConfig(trunk, feature_dim=preset.gpt.dim, reader=read))
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == millions

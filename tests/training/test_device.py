@@ -51,7 +51,7 @@ def test_it_starts_as_the_clouds_last_layer(multiplier: float | None) -> None:
     del one_layer.layers[0]
     features, mask = BANK.mixed([0, 1])
     with torch.no_grad():
-        hidden = device.trunk.train_hidden(features, mask, CODES[:2])
+        hidden = device.train_hidden(features, mask, CODES[:2])
         expected = one_layer.train_hidden(features, mask, CODES[:2])
         torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=0.0)
         centre = device.head.centre_logits(hidden)
@@ -60,6 +60,24 @@ def test_it_starts_as_the_clouds_last_layer(multiplier: float | None) -> None:
         assert device.trunk.config.ffn_hidden > TINY_GPT.ffn_hidden
         w1 = device.trunk.blocks[0].feed_forward.w1.weight[TINY_GPT.ffn_hidden :]
         assert w1.abs().max() > 0  # the new columns can learn
+
+
+def test_the_reader_starts_as_the_clouds_lower_layers_and_only_its_output_is_trained(
+    teacher: TeacherSet, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = DeviceConfig.for_cloud(TINY_GPT, radius_rank=4, reader=replace(TINY_GPT, n_layer=1))
+    device = DeviceModel(config)
+    start_from_cloud(device, CLOUD)
+    assert device.reader is not None
+    features, mask = BANK.mixed([0, 1])
+    read = CLOUD.residual_of(CLOUD.embed_text(features), mask, 1)
+    reader = device.reader.trunk
+    torch.testing.assert_close(reader.residual_of(reader.embed_text(features), mask), read)
+    before = {name: value.clone() for name, value in device.reader.state_dict().items()}
+    train(DeviceTask(device, teacher, None, teacher, BANK, SETTINGS, LOOP), replace(LOOP, steps=2), tmp_path)
+    changed = {n for n, value in device.reader.state_dict().items() if not torch.equal(value, before[n])}
+    assert changed == {"out.weight"}
 
 
 def test_two_layers_start_alike() -> None:
@@ -84,7 +102,7 @@ def test_what_comes_before_the_first_learned_position_is_not_learned(teacher: Te
     for first in (0, 5, 15):
         task = DeviceTask(device, teacher, None, teacher, BANK, replace(SETTINGS, first=first), LOOP)
         losses[first], _ = task.batch_loss(features, mask, CODES[rows], *target)
-    law = device.head(device.trunk.train_hidden(features, mask, CODES[rows, :-1]))
+    law = device.head(device.train_hidden(features, mask, CODES[rows, :-1]))
     losses = {first: loss.detach() for first, loss in losses.items()}
     for first, loss in losses.items():
         kept = Target(*(x.reshape(4, 16, -1)[:, first:].flatten(0, 1) for x in target))
@@ -100,7 +118,7 @@ def test_agreement_is_the_definition(teacher: TeacherSet) -> None:
     features, mask = BANK.mixed(PICTURES)
     with torch.no_grad():
         p = guided_logits(CLOUD, features, mask, CODES, 2.0)
-        q = device.head.centre_logits(device.trunk.train_hidden(features, mask, CODES[:, :-1]))
+        q = device.head.centre_logits(device.train_hidden(features, mask, CODES[:, :-1]))
     assert found["greedy"] == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).float().mean()), abs=1e-6)
     tv = total_variation(p.softmax(-1), q.softmax(-1)).mean()
     assert found["tv"] == pytest.approx(float(tv), abs=2e-3)  # the cache is float16

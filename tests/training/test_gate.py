@@ -58,7 +58,7 @@ def laws(inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor]:
     features, mask = inputs.captions.mixed(rows)
     codes = inputs.codes[rows]
     cloud = guided_logits(inputs.cloud, features, mask, codes, 2.0)
-    hidden = DEVICE.trunk.train_hidden(features, mask, codes[:, :-1])
+    hidden = DEVICE.train_hidden(features, mask, codes[:, :-1])
     return to_law(cloud, LAW), to_law(DEVICE.head.centre_logits(hidden), LAW)
 
 
@@ -183,7 +183,7 @@ def test_recorded_scores_are_those_of_single_positions(inputs: Inputs, name: str
     features, mask = inputs.captions.mixed(rows)
     for t in (0, 3, 15):
         with torch.inference_mode():
-            states = DEVICE.trunk.train_hidden(features, mask, inputs.codes[rows, :t])
+            states = DEVICE.train_hidden(features, mask, inputs.codes[rows, :t])
             centre = DEVICE.head.centre_logits(states[:, -1])
             tokens = inputs.codes[rows, :t].tolist()
             reading = Reading([0, 1], tokens, [0, 0], states[:, -1], centre, top_logits(centre), list(states))

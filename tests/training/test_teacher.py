@@ -118,7 +118,7 @@ def test_drifted_sequences_keep_a_real_prefix_and_draw_the_rest() -> None:
     # The first draw of the generator is where each row's real prefix ends.
     cut = torch.randint(0, 16, (rows,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        hidden = device.trunk.train_hidden(features, mask, drifted[:, :-1])
+        hidden = device.train_hidden(features, mask, drifted[:, :-1])
         best = device.head.centre_logits(hidden).topk(3, dim=-1).indices  # [rows, 16, 3]
     in_support = (best == drifted[:, :, None]).any(-1)
     for row in range(rows):

@@ -7,10 +7,22 @@ import json
 
 from ciar.cli.output import note, say
 from ciar.cli.parser import Command, whole
+from ciar.errors import InputError
 
 DESCRIPTION = """\
 Measures the strategies side by side: same machine, same weights, same seeds, warm, medians of
-several repeats. Prints a table that says where each millisecond goes, and one JSON line last."""
+several repeats. Prints a table that says where each millisecond goes, and one JSON line last.
+
+With --once, for backbones of full size: a picture each by base and ciar, the time of a pass beside that
+of a plain copy of the weights, and the peak of memory."""
+
+EPILOG = """\
+examples:
+  ciar bench --threads 2
+  ciar convert --random llamagen-xl-256 --out xl-random
+  ciar bench --once --backbone xl-random
+  ciar bench --once --backbone anole-random --tokens 128
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=whole(1, 1024), metavar="N", help="processor threads (default: torch's)"
     )
+    parser.add_argument("--once", action="store_true", help="one picture by base and one by ciar")
+    parser.add_argument(
+        "--tokens", type=whole(1), metavar="N", help="with --once: break pictures off after N tokens"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the benchmark. Returns 0."""
+    """Runs the benchmark. Returns 0.
+
+    Raises:
+        InputError: ``--tokens`` without ``--once``.
+    """
+    if options.once:
+        return _once(options)
+    if options.tokens is not None:
+        raise InputError("--tokens is for --once: a benchmark with repeats makes whole pictures.")
     from ciar.bench import bench
 
     result = bench(
@@ -51,6 +75,27 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _once(options: argparse.Namespace) -> int:
+    from ciar.footprint import footprint
+
+    result = footprint(
+        options.backbone,
+        device=options.device,
+        tokens=options.tokens,
+        repeats=options.repeats,
+        seed=options.seed,
+        threads=options.threads,
+        note=note,
+    )
+    say(result.table())
+    say(json.dumps(result.to_dict(), allow_nan=False))
+    return 0
+
+
 COMMAND = Command(
-    help="measure speed on this machine", add_arguments=add_arguments, run=run, description=DESCRIPTION
+    help="measure speed on this machine",
+    add_arguments=add_arguments,
+    run=run,
+    description=DESCRIPTION,
+    epilog=EPILOG,
 )

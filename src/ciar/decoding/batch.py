@@ -9,12 +9,13 @@ may differ where two choices are within rounding; a lone run through a session i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ciar.decoding.codebook import Codebook
 from ciar.decoding.eagle import EagleDrafter, keep_cells, tree_forward
@@ -39,41 +40,48 @@ from ciar.decoding.strategy import (
     Redraw,
     Scatter,
     Strategy,
+    TellFeatures,
     TreeOp,
 )
 from ciar.decoding.timeline import Link, Timeline
 from ciar.errors import InputError
 from ciar.ledger import Ledger
-from ciar.models.device import DeviceModel
+from ciar.models.device import DeviceModel, DeviceTrunk
 from ciar.models.eagle import EagleModel
+from ciar.models.families import for_decoding
+from ciar.models.family import CloudModel, Sizes
 from ciar.models.gpt import GPT
 from ciar.models.inference import InferenceGPT
+from ciar.models.text import TextFeatures, rows_of
 from ciar.protocol.messages import Settings
+
+_Kind = TypeVar("_Kind")
 
 
 class RaggedTrunk:
     """A transformer over many pictures whose positions differ.
 
     Args:
-        model: the transformer.
-        features: float32 [rows, text, caption_dim], left-padded.
-        mask: bool [rows, text].
+        model: the transformer, of any family.
+        texts: features of each picture's prompt.
+        guided: whether the rows to steer from stand behind those of the prompts.
     """
 
-    def __init__(self, model: GPT, features: Tensor, mask: Tensor) -> None:
-        self.model = InferenceGPT(model)
-        config = model.config
-        rows, text = mask.shape
-        self.mask = mask
-        # Shorter blocks are padded, and their padding is written behind the last cell that counts.
-        self.cache = self.model.new_cache(text, rows, spare=config.tokens)
-        own = torch.eye(text, dtype=torch.bool, device=mask.device)
-        causal = torch.ones(text, text, dtype=torch.bool, device=mask.device).tril()
-        attention = ((causal & mask[:, None, :]) | own)[:, None]
-        x = self.model.embed_text(features.to(self.model.embedding))
-        hidden = self.model.forward(x, config.text_len - text, self.cache, attention)
+    @torch.no_grad()
+    def __init__(self, model: CloudModel, texts: Sequence[TextFeatures], guided: bool = False) -> None:
+        self.model = model
+        prompt = model.read(texts, None, guided)
+        self.cache = prompt.cache
+        rows, text, _ = prompt.x.shape
+        whole = torch.ones(rows, text, dtype=torch.bool, device=prompt.x.device)
+        #: bool [rows, text], True where there is text.
+        self.mask = whole if prompt.mask is None else prompt.mask
+        own = torch.eye(text, dtype=torch.bool, device=whole.device)
+        causal = torch.ones(text, text, dtype=torch.bool, device=whole.device).tril()
+        attention = ((causal & self.mask[:, None, :]) | own)[:, None]
+        hidden = model.forward(prompt.x, model.config.text_len - text, self.cache, attention)
         #: The text's embedded rows and their hidden states, [rows, text, dim] each.
-        self.text = x, hidden
+        self.text = prompt.x, hidden
         #: [rows, dim] hidden state that predicts image token 0.
         self.first_hidden = hidden[:, -1]
 
@@ -96,6 +104,8 @@ class RaggedTrunk:
         allowed = cells[None, None, :] <= own[:, :, None]
         allowed[:, :, :text] &= self.mask[rows][:, None, :]
         first = self.model.config.text_len
+        # Shorter blocks are padded, and their padding may lie behind the last token of the picture.
+        self.cache = self.cache.with_room(first - text + length)
         return self.model.forward(x, starts + first, self.cache.choose(rows), allowed[:, None])
 
 
@@ -128,7 +138,7 @@ class Batch:
     """Runs one strategy over a batch of prompts.
 
     Args:
-        cloud: the cloud model.
+        cloud: the cloud model, of any family, as it is stored or as it is decoded with.
         device: the device model, where the strategy uses one.
         features: float32 [pictures, text, caption_dim], left-padded.
         mask: bool [pictures, text].
@@ -144,7 +154,7 @@ class Batch:
 
     def __init__(
         self,
-        cloud: GPT | None,
+        cloud: nn.Module | CloudModel | None,
         device: DeviceModel | None,
         features: Tensor,
         mask: Tensor,
@@ -167,27 +177,24 @@ class Batch:
         for own in settings:
             strategy.values(own)
         self.cloud_model, self.device_model = cloud, device
-        model = cloud if cloud is not None else device.trunk  # type: ignore[union-attr]
-        total, vocab = model.config.tokens, model.config.vocab_size
+        sizes: Sizes = (cloud if cloud is not None else device.trunk).config  # type: ignore[union-attr, assignment]
+        total, vocab = sizes.tokens, sizes.vocab_size
         self.noises = [PictureNoise(s.seed, s.image, total, vocab, mask.device) for s in settings]
         self.count = len(settings)
         self.guided = 1 if self.scale == 1.0 else 2
+        texts = rows_of(features, mask)
         if strategy.uses_cloud and cloud is not None:
-            rows = [features]
-            if self.guided == 2:
-                null = cloud.cls_embedding.uncond_embedding[-features.shape[1] :].to(features)
-                rows.append(null.expand_as(features))
-            self.cloud_trunk = RaggedTrunk(cloud, torch.cat(rows), mask.repeat(self.guided, 1))
+            self.cloud_trunk = RaggedTrunk(for_decoding(cloud), texts, self.guided == 2)
             self.prefill = self._guided(self.cloud_trunk.model.head(self.cloud_trunk.first_hidden))
         if strategy.uses_device and device is not None:
-            self.device_trunk = RaggedTrunk(device.trunk, features, mask)
+            self.device_trunk = RaggedTrunk(DeviceTrunk(device), texts)
             self.states = torch.zeros(self.count, total + 1, device.config.trunk.dim, device=mask.device)
             self.states[:, 0] = self.device_trunk.first_hidden
             self.fed: list[list[int]] = [[] for _ in range(self.count)]
             self.scorer = make_scorer(score, device, [(s.seed, s.image) for s in settings])
         self.jobs = []
         for i, own in enumerate(settings):
-            run = DeviceRun(own, total, gates[i])
+            run = DeviceRun(own, total, gates[i], noise=self.noises[i])
             cloud_run = CloudRun(own, self.law, total, vocab, self.noises[i])
             prefill = int(strategy.uses_cloud)
             ledger = Ledger(tokens=total, cloud_passes=prefill, token_rows=prefill * self.guided)
@@ -232,14 +239,13 @@ class Batch:
         job.waiting, job.finished = op, op is None
 
     def _pass(self, jobs: list[_Job]) -> list[Tensor]:
-        assert self.cloud_model is not None
         device = self.cloud_trunk.mask.device
         width = max(len(job.waiting.ids) for job in jobs)
         ids = torch.zeros(len(jobs), width, dtype=torch.long, device=device)
         extra: Tensor | None = None
         for i, job in enumerate(jobs):
             ids[i, : len(job.waiting.ids)] = torch.tensor(job.waiting.ids)
-        x = self.cloud_model.embed_tokens(ids)
+        x = self.cloud_trunk.model.embed_tokens(ids)
         if any(any(job.waiting.inject) for job in jobs):
             extra = torch.zeros_like(x)
             for i, job in enumerate(jobs):
@@ -355,15 +361,21 @@ class Batch:
         job.ledger.token_rows += self.guided * len(request.ids)
         return self._guided(trunk.model.head(hidden))[0]
 
-    def _tree(self, job: _Job) -> Tensor | None:
+    def _tree(self, job: _Job) -> Tensor | tuple[int, bytes] | None:
         """What a strategy asks about one picture's tree."""
         trunk, op = self.cloud_trunk, job.waiting
+        model = self._of_llamagen(trunk.model, InferenceGPT)
         halves = [job.index + self.count * i for i in range(self.guided)]
         rows = torch.tensor(halves, device=trunk.mask.device)
         if job.eagle is None:
-            job.eagle = self._eagle_drafter(rows)
+            job.eagle = self._eagle_drafter(rows, self.strategy.features_kind(job.cloud.settings))
+        if isinstance(op, TellFeatures):
+            return 0, b""  # there is no wire: a drafter on the device is the same one
         if isinstance(op, GrowTree):
-            return job.eagle.grow(job.cloud.tokens, op)
+            before = job.eagle.steps
+            logits = job.eagle.grow(job.cloud.tokens, op)
+            job.ledger.device_steps += (job.eagle.steps - before) * job.timeline.on_device
+            return logits
         first = trunk.model.config.text_len
         if isinstance(op, KeepPath):
             keep_cells(trunk.cache.choose(rows), first, op.known, op.nodes)
@@ -371,26 +383,33 @@ class Batch:
             return None
         known, fed = len(op.ids), len(op.ids) + len(op.nodes)
         trunk.cache = trunk.cache.with_room(first + op.start + fed)
-        hidden = tree_forward(trunk.model, trunk.cache.choose(rows), op, trunk.mask[rows])
+        hidden = tree_forward(model, trunk.cache.choose(rows), op, trunk.mask[rows])
         job.eagle.saw(op.start, hidden[:, :known])
         job.eagle.hold(hidden[:, known:])
         job.ledger.cloud_passes += 1
         job.ledger.token_rows += self.guided * fed
         return self._guided(trunk.model.head(hidden[:, known - 1 :]))[0]
 
-    def _eagle_drafter(self, rows: Tensor) -> EagleDrafter:
-        if self.eagle is None or self.cloud_model is None:
+    def _eagle_drafter(self, rows: Tensor, kind: str) -> EagleDrafter:
+        if self.eagle is None:
             raise InputError(f"Strategy {self.strategy.name!r} needs an EAGLE drafter. Pass eagle=.")
         text, hidden = (part[rows] for part in self.cloud_trunk.text)
         return EagleDrafter(
             self.eagle,
-            self.cloud_model,
+            self._of_llamagen(self.cloud_model, GPT),
             self.scale,
-            folded=self.cloud_trunk.model.norm is None,
+            folded=self._of_llamagen(self.cloud_trunk.model, InferenceGPT).norm is None,
             text=text,
             hidden=hidden,
             text_mask=self.cloud_trunk.mask[rows],
+            kind=kind,
         )
+
+    @staticmethod
+    def _of_llamagen(model: object, kind: type[_Kind]) -> _Kind:
+        if not isinstance(model, kind):
+            raise InputError("EAGLE drafters are for backbones of the LlamaGen family; use another strategy.")
+        return model
 
     def _codebook(self) -> Codebook:
         if self.codebook is None:

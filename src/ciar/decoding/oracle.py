@@ -7,13 +7,15 @@ avoid; nothing of that is counted in a ledger. For evaluation alone.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ciar.decoding.batch import RaggedTrunk
 from ciar.decoding.sampling import SamplingLaw, guide, to_law
 from ciar.decoding.scorer import Reading
 from ciar.intervals.scores import total_variation
-from ciar.models.gpt import GPT
+from ciar.models.families import for_decoding
+from ciar.models.family import CloudModel
+from ciar.models.text import rows_of
 
 
 def distance(cloud_logits: Tensor, device_logits: Tensor, law: SamplingLaw) -> Tensor:
@@ -38,21 +40,24 @@ class Oracle:
     The cloud's law is the one without interval features.
 
     Args:
-        cloud: the cloud model.
+        cloud: the cloud model, of any family.
         features: float32 [pictures, text, caption_dim], left-padded, as the batch has them.
         mask: bool [pictures, text].
         guidance: scale.
         law: the sampling law of both models.
     """
 
-    def __init__(self, cloud: GPT, features: Tensor, mask: Tensor, guidance: float, law: SamplingLaw) -> None:
-        self.cloud, self.scale, self.law = cloud, guidance, law
+    def __init__(
+        self,
+        cloud: nn.Module | CloudModel,
+        features: Tensor,
+        mask: Tensor,
+        guidance: float,
+        law: SamplingLaw,
+    ) -> None:
+        self.cloud, self.scale, self.law = for_decoding(cloud), guidance, law
         self.count, self.guided = len(features), 1 if guidance == 1.0 else 2
-        rows = [features]
-        if self.guided == 2:
-            null = cloud.cls_embedding.uncond_embedding[-features.shape[1] :].to(features)
-            rows.append(null.expand_as(features))
-        self.trunk = RaggedTrunk(cloud, torch.cat(rows), mask.repeat(self.guided, 1))
+        self.trunk = RaggedTrunk(self.cloud, rows_of(features, mask), self.guided == 2)
         self.fed: list[list[int]] = [[] for _ in range(self.count)]
         #: Row of hidden states that predict the token after ``fed``, conditional rows first.
         self.last = self.trunk.first_hidden.clone()

@@ -13,6 +13,7 @@ Sources: Anole, arXiv 2407.06135, https://github.com/GAIR-NLP/anole; Chameleon, 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from ciar.errors import InputError
 from ciar.models.cache import KVCache
 from ciar.models.chameleon_vq import ChameleonVQ, to_pixels
 from ciar.models.family import Family, Prompt
+from ciar.models.gpt import GPTConfig
 from ciar.models.text import TextFeatures
 
 _NEEDS = "Anole runs on the Chameleon layers of transformers (4.45 or later). Run: pip install transformers"
@@ -206,11 +208,15 @@ class InferenceChameleon:
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self._cache_argument = cache_argument(type(self.trunk).forward)
 
-    def read(self, text: TextFeatures, negative: TextFeatures | None, guided: bool) -> Prompt:
+    def read(
+        self, texts: Sequence[TextFeatures], negatives: Sequence[TextFeatures] | None, guided: bool
+    ) -> Prompt:
         """See :class:`~ciar.models.family.CloudModel`. Unconditional is the begin of a picture alone."""
-        rows = [text.features[text.mask]]
-        if guided:
-            rows.append(self.null if negative is None else negative.features[negative.mask])
+        rows = [text.features[text.mask] for text in texts]
+        if guided and negatives is None:
+            rows += [self.null] * len(texts)
+        elif guided and negatives is not None:
+            rows += [text.features[text.mask] for text in negatives]
         lengths = torch.tensor([len(row) for row in rows], device=self.device)
         longest = int(lengths.max())
         x = torch.zeros(len(rows), longest, self.config.dim, dtype=self.dtype, device=self.device)
@@ -290,6 +296,49 @@ def stored_shapes(config: ChameleonConfig) -> dict[str, list[int]]:
     return published_shapes(config) | own
 
 
+def draft(config: ChameleonConfig) -> GPTConfig:
+    """Sizes of a device model's trunk: a layer of LlamaGen's kind over the image codes, of the same width.
+
+    A device reads pictures alone, and the frame of text tokens is fixed, so it needs nothing of the
+    other 57,344 tokens: a prompt comes as rows of the model's table, which are caption features like
+    any other's. The layer knows rows and columns of the picture, where Chameleon's knows one line.
+    """
+    return GPTConfig(
+        dim=config.dim,
+        n_layer=1,
+        n_head=config.n_head,
+        vocab_size=config.vocab_size,
+        grid=config.grid,
+        text_len=config.text_len,
+        caption_dim=config.caption_dim,
+        text_rotary="identity",
+        rope_base=config.rope_base,
+        norm_eps=config.norm_eps,
+    )
+
+
+def seeds(model: Chameleon) -> Mapping[str, Tensor]:
+    """See :class:`~ciar.models.family.Family`.
+
+    Queries and keys are left out: their scale is that of norms that the trunk does not have.
+    """
+    own = model.state_dict()
+    layer = f"model.layers.{model.config.n_layer - 1}."
+    named = {
+        "tok_embeddings.weight": "model.embed_tokens.weight",
+        "output.weight": "lm_head.weight",
+        "norm.weight": "model.norm.weight",
+        "layers.0.attention.wv.weight": f"{layer}self_attn.v_proj.weight",
+        "layers.0.attention.wo.weight": f"{layer}self_attn.o_proj.weight",
+        "layers.0.feed_forward.w1.weight": f"{layer}mlp.gate_proj.weight",
+        "layers.0.feed_forward.w3.weight": f"{layer}mlp.up_proj.weight",
+        "layers.0.feed_forward.w2.weight": f"{layer}mlp.down_proj.weight",
+        "layers.0.attention_norm.weight": f"{layer}input_layernorm.weight",
+        "layers.0.ffn_norm.weight": f"{layer}post_attention_layernorm.weight",
+    }
+    return {name: own[theirs] for name, theirs in named.items()}
+
+
 CHAMELEON = Family(
     name="chameleon",
     title="Chameleon (Anole)",
@@ -301,4 +350,6 @@ CHAMELEON = Family(
     pixels=to_pixels,
     stored=stored_shapes,
     published=published_shapes,
+    draft=draft,
+    seeds=seeds,
 )

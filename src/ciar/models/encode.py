@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ciar.errors import CheckpointError, InputError
-from ciar.models.bundle import Bundle
+from ciar.models.bundle import Bundle, check_device
 from ciar.models.checkpoint import update_manifest
 from ciar.models.loading.write import tensors_digest
 from ciar.models.t5 import T5TextEncoder, dtype_of, open_encoder
@@ -49,6 +49,7 @@ def encode_prompts(
         InputError: a prompt or a setting is not usable.
         CheckpointError: a folder is damaged, or is of another model.
     """
+    check_device(device)
     wanted = [cut_prompt(check_prompt(prompt))[0] for prompt in prompts]
     target = _target(out)
     encoder, source = _open(encoder_folder, dtype, text_len, device)

@@ -11,12 +11,14 @@ from ciar.models.llamagen import LLAMAGEN
 FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMAGEN, CHAMELEON)}
 
 
-def for_decoding(model: nn.Module) -> CloudModel:
-    """An AR model as it is decoded with.
+def for_decoding(model: nn.Module | CloudModel) -> CloudModel:
+    """An AR model as it is decoded with; itself where it is that already.
 
     Raises:
         TypeError: it is of no family.
     """
+    if not isinstance(model, nn.Module):
+        return model
     for family in FAMILIES.values():
         if isinstance(model, family.model):
             return family.decoding(model)

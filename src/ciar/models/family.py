@@ -6,7 +6,7 @@ Knows no family itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ciar.models.cache import KVCache
+from ciar.models.gpt import GPTConfig
 from ciar.models.text import TextFeatures
 from ciar.models.vq import VQConfig
 
@@ -53,7 +54,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as a cloud model reads it: the conditional row and, under guidance, the one to steer from.
+    """Prompts as a cloud model reads them: a row each and, under guidance, then each one's to steer from.
 
     Attributes:
         x: [rows, text, dim] embedded rows, left-padded to the longest.
@@ -80,13 +81,15 @@ class CloudModel(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def read(self, text: TextFeatures, negative: TextFeatures | None, guided: bool) -> Prompt:
-        """A prompt's rows and a cache for them.
+    def read(
+        self, texts: Sequence[TextFeatures], negatives: Sequence[TextFeatures] | None, guided: bool
+    ) -> Prompt:
+        """The rows of some prompts, and a cache for them.
 
         Args:
-            text: features of the prompt.
-            negative: features to steer away from; None is the family's unconditional prompt.
-            guided: whether there is a second row at all.
+            texts: features of each prompt.
+            negatives: features to steer away from, one a prompt; None is the family's unconditional prompt.
+            guided: whether there are rows to steer from at all; they stand behind all others.
         """
         ...
 
@@ -137,6 +140,9 @@ class Family:
         pixels: decoded pictures to uint8 [batch, height, width, 3].
         stored: names and shapes of the AR model in a backbone folder.
         published: names and shapes of the AR model in the public files, once they bear our names.
+        draft: sizes of the trunk of a device model for an AR model of these sizes.
+        seeds: what such a trunk may begin with: tensors of the AR model under the trunk's names, its last
+            layer as ``layers.0``, its head as ``output``; value projections alone as ``attention.wv``.
     """
 
     name: str
@@ -149,3 +155,5 @@ class Family:
     pixels: Callable[[Tensor], Tensor]
     stored: Callable[[Any], Mapping[str, list[int]]]
     published: Callable[[Any], Mapping[str, list[int]]]
+    draft: Callable[[Any], GPTConfig]
+    seeds: Callable[[Any], Mapping[str, Tensor]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from ciar.models.device import DeviceConfig, DeviceModel
 from ciar.models.gpt import GPT
-from ciar.training.captions import CaptionBank
+from ciar.models.llamagen import seeds
+from ciar.training.bank import Captions
 from ciar.training.loop import LoopConfig, Task, batches
 from ciar.training.losses import (
     CoverageWeights,
@@ -50,28 +52,42 @@ class DeviceTrainConfig:
     inter_dro: InterDroWeights = field(default_factory=InterDroWeights)
 
 
+@torch.no_grad()
 def start_from_cloud(device: DeviceModel, cloud: GPT, layer: int = -1) -> None:
     """Starts a device model from the cloud's embeddings, head, caption MLP, norm and one layer.
 
-    A wider feed-forward keeps the cloud's columns and adds fresh ones that start silent.
+    A wider feed-forward keeps the cloud's columns and adds fresh ones that start silent. The text reader
+    is the cloud's lower layers.
     """
-    trunk = device.trunk
-    trunk.cls_embedding.load_state_dict(cloud.cls_embedding.state_dict())
-    trunk.tok_embeddings.load_state_dict(cloud.tok_embeddings.state_dict())
-    trunk.norm.load_state_dict(cloud.norm.state_dict())
-    with torch.no_grad():
-        device.head.centre.weight.copy_(cloud.output.weight)
-        for block in trunk.layers:
-            source = cloud.layers[layer].state_dict()
-            for name, value in block.state_dict().items():
-                given = source[name]
-                if value.shape == given.shape:
-                    value.copy_(given)
-                elif name.endswith("w2.weight"):
-                    value.zero_()
-                    value[:, : given.shape[1]] = given
-                else:
-                    value[: given.shape[0]] = given
+    start_from(device, seeds(cloud, layer))
+    if device.reader is not None:
+        reader, given = device.reader.trunk, cloud.state_dict()
+        reader.load_state_dict({name: given[name] for name in reader.state_dict()})
+        reader.norm.weight.fill_(1.0)
+
+
+@torch.no_grad()
+def start_from(device: DeviceModel, tensors: Mapping[str, Tensor]) -> None:
+    """Starts a device model from tensors of a cloud model of the same width.
+
+    Args:
+        tensors: under the trunk's names, as ``Family.seeds`` gives them; what is not among them stays
+            as it is. ``layers.0`` is for every layer. A wider feed-forward is filled up with silence.
+    """
+    own = {f"trunk.{name}": value for name, value in device.trunk.state_dict().items()}
+    own["trunk.output.weight"] = device.head.centre.weight
+    for name, given in tensors.items():
+        for layer in range(device.config.trunk.n_layer if name.startswith("layers.0.") else 1):
+            place = f"trunk.{name.replace('layers.0.', f'layers.{layer}.')}"
+            if name.endswith("attention.wv.weight"):
+                own[place.replace(".wv.", ".wqkv.")][-len(given) :] = given
+            elif own[place].shape == given.shape:
+                own[place].copy_(given)
+            elif name.endswith("w2.weight"):
+                own[place].zero_()
+                own[place][:, : given.shape[1]] = given
+            else:
+                own[place][: given.shape[0]] = given
 
 
 class DeviceTask(Task):
@@ -83,15 +99,17 @@ class DeviceTask(Task):
         real: TeacherSet,
         drifted: TeacherSet | None,
         held: TeacherSet,
-        captions: CaptionBank,
+        captions: Captions,
         config: DeviceTrainConfig,
         loop: LoopConfig,
     ) -> None:
         torch.manual_seed(loop.seed)
+        self.place = device.head.centre.weight.device
         self.device, self.real, self.drifted, self.held = device, real, drifted, held
         self.captions, self.config, self.loop = captions, config, loop
         self.modules = {"device": device}
-        trained = ("head.",) if not config.train_trunk else ("trunk.", "head.")
+        # Of the text reader only what is added to the trunk: the rest is the cloud's, which knows.
+        trained = ("head.",) if not config.train_trunk else ("trunk.", "head.", "reader.out.")
         for name, parameter in device.named_parameters():
             parameter.requires_grad_(name.startswith(trained) and not name.startswith("trunk.output"))
         if not config.train_trunk:
@@ -104,7 +122,7 @@ class DeviceTask(Task):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss over the positions of a batch of sequences, from the first that is learned."""
         first, rows = self.config.first, len(codes)
-        hidden = self.device.trunk.train_hidden(features, mask, codes[:, :-1])[:, first:].flatten(0, 1)
+        hidden = self.device.train_hidden(features, mask, codes[:, :-1])[:, first:].flatten(0, 1)
         law = self.device.head(hidden)
         if first:
             whole = (x.unflatten(0, (rows, -1)) for x in (indices, log_probs))
@@ -127,7 +145,8 @@ class DeviceTask(Task):
         features, mask = self.captions.mixed(pictures)
         indices = torch.cat([t.indices for t in targets])
         log_probs = torch.cat([t.log_probs for t in targets])
-        loss, figures = self._step(features, mask, codes, indices, log_probs)
+        batch = (part.to(self.place) for part in (features, mask, codes, indices, log_probs))
+        loss, figures = self._step(*batch)
         return loss, dict(figures)
 
     def evaluate(self) -> dict[str, float]:
@@ -135,9 +154,7 @@ class DeviceTask(Task):
 
 
 @torch.no_grad()
-def agreement(
-    device: DeviceModel, held: TeacherSet, captions: CaptionBank, batch: int = 16
-) -> dict[str, float]:
+def agreement(device: DeviceModel, held: TeacherSet, captions: Captions, batch: int = 16) -> dict[str, float]:
     """Teacher-forced agreement of a device model with the guided cloud law.
 
     Returns:
@@ -146,11 +163,13 @@ def agreement(
         ce: mean cross-entropy, nats.
     """
     total = {"greedy": 0.0, "tv": 0.0, "ce": 0.0}
+    place = device.head.centre.weight.device
     for rows in torch.arange(len(held)).split(batch):
-        features, mask = captions.mixed(held.pictures[rows])
-        hidden = device.trunk.train_hidden(features, mask, held.codes[rows][:, :-1]).flatten(0, 1)
+        features, mask = (part.to(place) for part in captions.mixed(held.pictures[rows]))
+        codes = held.codes[rows][:, :-1].to(place)
+        hidden = device.train_hidden(features, mask, codes).flatten(0, 1)
         centre = device.head.centre_logits(hidden)
-        target = held.target(rows)
+        target = Target(*(part.to(place) for part in held.target(rows)))
         l1, ce = centre_terms(centre, target)
         best = target.indices.gather(-1, target.log_probs.argmax(-1, keepdim=True)).squeeze(-1)
         same = (centre.argmax(-1) == best).float().mean()
@@ -171,7 +190,7 @@ class FeatureTask(Task):
         device: DeviceModel,
         cloud: GPT,
         clean: TeacherSet,
-        captions: CaptionBank,
+        captions: Captions,
         corrupt_share: float,
         guidance: float,
         config: DeviceTrainConfig,
@@ -197,14 +216,14 @@ class FeatureTask(Task):
         codes = self.clean.codes[rows]
         features, mask = self.captions.mixed(self.clean.pictures[rows])
         with torch.no_grad():
-            hidden = self.device.trunk.train_hidden(features, mask, codes[:, :-1])
+            hidden = self.device.train_hidden(features, mask, codes[:, :-1])
             centre = self.device.head.centre_logits(hidden)
             noise = -torch.empty_like(centre).exponential_(generator=generator).log()
             drawn = (centre + noise).argmax(-1)
             swap = torch.rand(codes.shape, generator=generator) < self.corrupt_share
             seen = torch.where(swap, drawn, codes)
             # The device reads the corrupted prefix too: the feature is a function of the ids alone.
-            states = self.device.trunk.train_hidden(features, mask, seen[:, :-1])
+            states = self.device.train_hidden(features, mask, seen[:, :-1])
         extra = self.device.features(states[:, :-1]) if features_on else torch.zeros(())
         logits = self._cloud_logits(features, mask, seen, extra)
         return centre_terms(logits.flatten(0, 1), self.clean.target(rows))[1]
@@ -225,4 +244,12 @@ class FeatureTask(Task):
         return {"with": float(with_features), "without": float(without)}
 
 
-__all__ = ["DeviceConfig", "DeviceTask", "DeviceTrainConfig", "FeatureTask", "agreement", "start_from_cloud"]
+__all__ = [
+    "DeviceConfig",
+    "DeviceTask",
+    "DeviceTrainConfig",
+    "FeatureTask",
+    "agreement",
+    "start_from",
+    "start_from_cloud",
+]

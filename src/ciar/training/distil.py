@@ -20,8 +20,10 @@ from torch import Tensor
 from ciar.decoding.sampling import SamplingLaw
 from ciar.models.checkpoint import load_strict, read_tensors, save_tensors
 from ciar.models.device import DeviceConfig, DeviceModel
+from ciar.models.family import CloudModel
 from ciar.models.gpt import GPT, GPTConfig
 from ciar.models.text import StaticTextEncoder
+from ciar.training.bank import Captions
 from ciar.training.captions import CaptionBank, indices_of, load_captions
 from ciar.training.device import (
     DeviceTask,
@@ -50,9 +52,13 @@ class DistilConfig:
         first_share: share of the steps that the first round takes.
         ffn_multiplier: widens the device's feed-forward.
         layers: transformer layers of the device.
+        reader_layers: of the cloud's layers, the lower ones that read the prompt for the device; 0 is none.
         radius_rank: rank of the radius head; 0 is full.
         feature_steps: steps of the feature map's training (0 = none).
         finish_from: share of the tokens, the first ones, that the device does not learn.
+        top_k: codes of the teacher's law kept a position; 0 is ``TEACHER_TOP_K``.
+        law: what the device's own continuations are drawn by; None is the codes that are kept.
+        rows: sequences that the teacher runs at a time.
     """
 
     guidance: float = 3.0
@@ -62,20 +68,41 @@ class DistilConfig:
     first_share: float = 0.3
     ffn_multiplier: float | None = 2.0
     layers: int = 1
+    reader_layers: int = 4
     radius_rank: int = 64
     feature_steps: int = 60
     finish_from: float = 0.0
+    top_k: int = 0
+    law: SamplingLaw | None = None
+    rows: int = 16
 
 
 @dataclass
-class Inputs:
+class Material:
+    """What is distilled.
+
+    Attributes:
+        cloud: the teacher, as it was trained or as it is decoded with.
+        codes: int64 [pictures, tokens].
+        captions: of the pictures.
+        train_index, held_index: int64, numbers of pictures to learn from and to measure on.
+        weights: digest of the teacher's weights; "" is not known.
+    """
+
+    cloud: GPT | CloudModel
+    codes: Tensor
+    captions: Captions
+    train_index: Tensor
+    held_index: Tensor
+    weights: str = ""
+
+
+@dataclass
+class Inputs(Material):
     """What the stage reads from the run folder."""
 
     cloud: GPT
-    codes: Tensor
     captions: CaptionBank
-    train_index: Tensor
-    held_index: Tensor
 
 
 def load_inputs(data: Path, text: Path, codes: Path, backbone: Path) -> Inputs:
@@ -93,7 +120,7 @@ def load_inputs(data: Path, text: Path, codes: Path, backbone: Path) -> Inputs:
     )
 
 
-def teacher_sets(inputs: Inputs, config: DistilConfig, out: Path) -> tuple[TeacherSet, TeacherSet]:
+def teacher_sets(inputs: Material, config: DistilConfig, out: Path) -> tuple[TeacherSet, TeacherSet]:
     """Teacher caches of real training sequences and of held-out ones."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(inputs.train_index), generator=generator)[: config.real]
@@ -102,35 +129,46 @@ def teacher_sets(inputs: Inputs, config: DistilConfig, out: Path) -> tuple[Teach
     held = inputs.held_index[held_order]
     sets = [
         build_teacher_set(
-            inputs.cloud, inputs.codes[rows], rows, inputs.captions.mixed, config.guidance, out / name
+            inputs.cloud,
+            inputs.codes[rows],
+            rows,
+            inputs.captions.mixed,
+            config.guidance,
+            out / name,
+            batch=config.rows,
+            top_k=config.top_k,
+            weights=inputs.weights,
         )
         for name, rows in (("held", held), ("real", chosen))
     ]
     return sets[1], sets[0]
 
 
-def drifted_set(inputs: Inputs, device: DeviceModel, config: DistilConfig, out: Path) -> TeacherSet:
+def drifted_set(inputs: Material, device: DeviceModel, config: DistilConfig, out: Path) -> TeacherSet:
     """Teacher cache of sequences that the device model continued itself."""
     generator = torch.Generator().manual_seed(1)
     pick = torch.randint(len(inputs.train_index), (config.drifted,), generator=generator)
     rows = inputs.train_index[pick]
-    law = SamplingLaw(top_k=min(TEACHER_TOP_K, inputs.cloud.config.vocab_size))
+    law = config.law or SamplingLaw(top_k=min(TEACHER_TOP_K, inputs.cloud.config.vocab_size))
     path = out / "codes.npy"
     if not path.exists():
         out.mkdir(parents=True, exist_ok=True)
         parts = [
             drifted_sequences(device, *inputs.captions.mixed(part), inputs.codes[part], law, generator)
-            for part in rows.split(128)
+            for part in rows.split(max(1, min(128, 2**15 // inputs.cloud.config.tokens)))
         ]
         np.save(path, torch.cat(parts).numpy().astype(np.uint16))
     codes = torch.from_numpy(np.load(path).astype(np.int64))
-    return build_teacher_set(inputs.cloud, codes, rows, inputs.captions.mixed, config.guidance, out)
+    return build_teacher_set(
+        inputs.cloud, codes, rows, inputs.captions.mixed, config.guidance, out,
+        batch=config.rows, top_k=config.top_k, weights=inputs.weights,
+    )  # fmt: skip
 
 
 def distil_config(profile: str) -> DistilConfig:
     """Sizes of a profile: ``emoji`` or ``tiny``."""
     if profile == "tiny":
-        return DistilConfig(real=8, drifted=8, held=4, radius_rank=8, feature_steps=2)
+        return DistilConfig(real=8, drifted=8, held=4, radius_rank=8, feature_steps=2, reader_layers=1)
     return DistilConfig()
 
 
@@ -163,8 +201,12 @@ def train_device(
     first = math.ceil(round(config.finish_from * inputs.cloud.config.tokens, 6))
     settings = DeviceTrainConfig(loss=loss, batch=4 if tiny else 16, compile=not tiny, first=first)
     trunk = replace(inputs.cloud.config, n_layer=config.layers, ffn_dim_multiplier=config.ffn_multiplier)
+    depth = min(config.reader_layers, inputs.cloud.config.n_layer)
     device_config = DeviceConfig(
-        trunk=trunk, radius_rank=config.radius_rank or None, feature_dim=inputs.cloud.config.dim
+        trunk=trunk,
+        radius_rank=config.radius_rank or None,
+        feature_dim=inputs.cloud.config.dim,
+        reader=replace(inputs.cloud.config, n_layer=depth) if depth else None,
     )
     torch.manual_seed(loop.seed)
     device = DeviceModel(device_config)
@@ -173,6 +215,33 @@ def train_device(
         path = general / "device.safetensors"
         load_strict(device, read_tensors(path), path)
     real, held = teacher_sets(inputs, config, (general or out) / "teacher")
+    figures = two_rounds(device, inputs, real, held, config, settings, loop, out, resume=resume)
+    same = resume and not figures  # nothing was trained, so the feature map still belongs to the device
+    figures |= {f"held_{name}": value for name, value in agreement(device, held, inputs.captions).items()}
+    if config.feature_steps:
+        small = replace(settings, batch=8)
+        figures |= train_features(device, inputs, real, config, small, loop, out, resume=same)
+    save_device(device, out)
+    return figures
+
+
+def two_rounds(
+    device: DeviceModel,
+    inputs: Material,
+    real: TeacherSet,
+    held: TeacherSet,
+    config: DistilConfig,
+    settings: DeviceTrainConfig,
+    loop: LoopConfig,
+    out: Path,
+    *,
+    resume: bool = True,
+) -> dict[str, Any]:
+    """Trains a device model on real sequences, then on its own continuations as well.
+
+    Returns:
+        The last figures of the log; none when both rounds were finished before.
+    """
     round_one = max(1, round(loop.steps * config.first_share))
     if (out / "round-1" / "device.safetensors").exists() and resume:
         load_strict(device, read_tensors(out / "round-1" / "device.safetensors"), out / "round-1")
@@ -186,12 +255,6 @@ def train_device(
     task = DeviceTask(device, real, drifted, held, inputs.captions, settings, loop)
     figures = train(task, replace(loop, steps=loop.steps - round_one), out / "round-2", resume=resume)
     device.eval()
-    same = resume and not figures  # nothing was trained, so the feature map still belongs to the device
-    figures |= {f"held_{name}": value for name, value in agreement(device, held, inputs.captions).items()}
-    if config.feature_steps:
-        small = replace(settings, batch=8)
-        figures |= train_features(device, inputs, real, config, small, loop, out, resume=same)
-    save_device(device, out)
     return figures
 
 

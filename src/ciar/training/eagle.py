@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ciar.decoding.sampling import guide
+from ciar.models.bundle import check_device
 from ciar.models.checkpoint import save_tensors
 from ciar.models.eagle import EagleModel
 from ciar.training.distil import Inputs, load_inputs
@@ -153,6 +154,7 @@ def train_eagle(
     Returns:
         The last figures.
     """
+    check_device(device)
     inputs = load_inputs(data, text, codes, backbone)
     torch.manual_seed(loop.seed)
     eagle = EagleModel(inputs.cloud.config)

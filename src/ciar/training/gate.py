@@ -84,7 +84,7 @@ def record(
         codes = inputs.codes[part]
         features, mask = inputs.captions.mixed(part)
         cloud = guided_logits(inputs.cloud, features, mask, codes, guidance)
-        hidden = device.trunk.train_hidden(features, mask, codes[:, :-1])
+        hidden = device.train_hidden(features, mask, codes[:, :-1])
         centre = device.head.centre_logits(hidden)
         cloud_law = to_law(cloud, law, what="the cloud model")
         device_law = to_law(centre, law, what="the device model")

@@ -40,7 +40,7 @@ def examples(
         codes = inputs.codes[part]
         features, mask = inputs.captions.mixed(part)
         cloud = guided_logits(inputs.cloud, features, mask, codes, guidance)
-        hidden = device.trunk.train_hidden(features, mask, codes[:, :-1])
+        hidden = device.train_hidden(features, mask, codes[:, :-1])
         centre = device.head.centre_logits(hidden)
         top = top_logits(centre)
         read.append(learned_inputs(hidden, top, device.head.radius_at(hidden, top.indices)).flatten(0, 1))

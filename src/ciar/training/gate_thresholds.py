@@ -15,7 +15,7 @@ from ciar.intervals.gates import BY_NAME, CONTENT_BLIND, share_threshold
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.device import DeviceModel
 from ciar.protocol.messages import Settings
-from ciar.training.distil import Inputs
+from ciar.training.distil import Material
 
 #: A calibrated threshold whose share of uploads is off by less is good enough.
 TOLERANCE = 0.005
@@ -38,7 +38,7 @@ class _Recorder:
 
 
 def uploads_at(
-    inputs: Inputs,
+    inputs: Material,
     device: DeviceModel,
     captions: list[int],
     base: Settings,
@@ -56,7 +56,7 @@ def uploads_at(
 
 
 def calibrate_threshold(
-    inputs: Inputs,
+    inputs: Material,
     device: DeviceModel,
     captions: list[int],
     base: Settings,
@@ -99,7 +99,7 @@ def calibrate_threshold(
 
 
 def calibrate_thresholds(
-    inputs: Inputs,
+    inputs: Material,
     device: DeviceModel,
     captions: list[int],
     base: Settings,

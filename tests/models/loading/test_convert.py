@@ -221,7 +221,7 @@ def test_the_folder_to_write(sources: Path, converted: Path, tmp_path: Path) -> 
 
 
 def test_no_room(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ciar.models.loading.convert as module
+    import ciar.models.loading.staging as module
 
     class Usage:
         free = 10
@@ -229,6 +229,53 @@ def test_no_room(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: Usage)
     with pytest.raises(DataError, match=r"GB free\. Make room"):
         convert([sources], tmp_path / "out")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_conversion_that_fails_leaves_the_old_backbone(
+    sources: Path, converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN is found while writing, room is looked for before: the folder is what it was either way."""
+    (converted / "notes.txt").write_text("mine")
+    before = contents(converted)
+    broken = gpt_tensors()
+    broken["norm.weight"][0] = torch.nan
+    torch.save({"model": broken}, tmp_path / "stage1.pt")
+    with pytest.raises(CheckpointError, match=r"norm\.weight .* NaN"):
+        convert([tmp_path / "stage1.pt", sources / "vq_t2i.pt"], converted, force=True)
+    assert contents(converted) == before
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
+        with pytest.raises(DataError, match="Make room"):
+            convert([sources], converted, force=True)
+    assert contents(converted) == before
+    # The new one replaces what was of the old one, and nothing else.
+    convert([sources / "stage1.pt", sources / "vq_t2i.pt"], converted, force=True)
+    assert contents(converted).keys() == {
+        "gpt.safetensors", "vq.safetensors", "config.json", "manifest.json", "notes.txt",
+    }  # fmt: skip
+    assert check_manifest(converted) == []
+
+
+def test_an_interrupted_conversion_can_be_repeated(sources: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def interrupt(words: str) -> None:
+        if "text encoder" in words:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert([sources], out, say=interrupt)
+    assert not out.exists()
+    # A process that was killed could not clean up.
+    (out / ".partial" / "text").mkdir(parents=True)
+    (out / ".partial" / "gpt.safetensors.partial").write_bytes(b"half")
+    convert([sources], out)
+    assert check_manifest(out) == []
+    assert not (out / ".partial").exists()
 
 
 def test_without_a_text_encoder(sources: Path, tmp_path: Path) -> None:

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ciar.cli.parser import real, whole
-from ciar.cli.train.stage import Stage, add_loop, loop_of, needed, report
+from ciar.cli.train.stage import DEFAULT_WORK, Stage, add_loop, loop_of, needed, report
+from ciar.errors import InputError
 
 LOSSES = ("coverage", "inter-dro")
+
+DESCRIPTION = """\
+Distils the cloud model into a one-layer model with intervals, which drafts on the device.
+
+Without --backbone it is a stage of the run folder --work. With --backbone it is made for a folder of
+"ciar convert": it learns from the folder's cloud model on pictures of the prompts, real ones (--data,
+--codes) or, where none are given, ones that the cloud draws itself; sets the gate's threshold; and goes
+into that folder, which then draws by every strategy. Caches stay in --work, and a second call goes on."""
+
+EPILOG = """\
+examples:
+  ciar train device
+  ciar train device --backbone llamagen-256 --prompts prompts.txt
+  ciar train device --backbone llamagen-256 --data photos/ --device cuda
+  ciar train device --backbone anole --features features/ --width 1024
+"""
+
+#: Options that are for a folder alone.
+_FOLDER_ONLY = ("prompts", "features", "codes", "data", "dtype", "width", "teacher_top_k", "score")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +51,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train device-finish instead, which begins as the trained device model and learns only what "
         "follows this share of the tokens: for the strategy code",
     )
+    _add_folder(parser)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("for a folder of ciar convert")
+    group.add_argument("--backbone", metavar="DIR", help="the folder, which gets the device model")
+    group.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt on every line")
+    group.add_argument(
+        "--features", type=Path, metavar="DIR", help="features of ciar encode, in place of a text encoder"
+    )
+    group.add_argument(
+        "--codes", type=Path, metavar="FILE", help="codes of real pictures, a row a prompt (numpy.save)"
+    )
+    group.add_argument(
+        "--data", type=Path, metavar="DIR", help="pictures with captions beside them: fox.png, fox.txt"
+    )
+    group.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 (default: cpu)")
+    group.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="what the cloud model runs in (default: the folder's)",
+    )
+    group.add_argument(
+        "--width", type=whole(64, 16384), metavar="N", help="of the device model (default: the cloud's)"
+    )
+    group.add_argument(
+        "--teacher-top-k",
+        type=whole(1, 65536),
+        metavar="N",
+        help="codes of the teacher's law kept a position (default: the backbone's top-k, at most 1024)",
+    )
+    group.add_argument(
+        "--score", metavar="NAME", help="the gate that a threshold is set for (default: entropy)"
+    )
+    group.add_argument(
+        "--budget",
+        type=real(0.0, 1.0),
+        default=0.3,
+        metavar="P",
+        help="share of tokens to upload (default: 0.3)",
+    )
+    group.add_argument(
+        "--calibrate",
+        type=whole(0),
+        default=8,
+        metavar="N",
+        help="pictures that the threshold is set on; 0 = none, the budget is counted (default: 8)",
+    )
+    group.add_argument(
+        "--batch",
+        type=whole(1),
+        default=8,
+        metavar="N",
+        help="pictures that the cloud runs at a time (default: 8)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,10 +114,16 @@ def run(options: argparse.Namespace) -> int:
 
     from ciar.training.distil import DEVICE_LOOP, distil_config, train_device
 
+    if options.backbone is not None:
+        return _run_folder(options)
+    for name in _FOLDER_ONLY:
+        if getattr(options, name) is not None:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} is for a folder of ciar convert. Add --backbone DIR.")
+    if options.device != "cpu":
+        raise InputError("--device is for a folder of ciar convert. Add --backbone DIR.")
     config = distil_config(options.profile)
-    sizes: dict[str, Any] = {
-        name: value for name in ("real", "drifted") if (value := getattr(options, name)) is not None
-    }
+    sizes = _sizes(options)
     general = None
     if options.finish_from is not None:
         general = needed(options.work / "device", "device.safetensors", "device")
@@ -62,4 +144,57 @@ def run(options: argparse.Namespace) -> int:
     return report(figures)
 
 
-STAGE = Stage(help="distil the device model from the cloud model", add_arguments=add_arguments, run=run)
+def _sizes(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name in ("real", "drifted") if (value := getattr(options, name)) is not None}
+
+
+def _run_folder(options: argparse.Namespace) -> int:
+    """Distils a device model into a folder.
+
+    Raises:
+        InputError: options do not go together, or the gate is none of one law.
+    """
+    from dataclasses import replace
+
+    from ciar.cli.output import note
+    from ciar.decoding.gate import LAW_SCORES
+    from ciar.training.distil import DEVICE_LOOP, distil_config
+    from ciar.training.folder import FolderConfig, FolderSources, open_folder, train_folder_device
+
+    if options.finish_from is not None:
+        raise InputError("--finish-from is for a run folder. Leave it out with --backbone.")
+    score = options.score or "entropy"
+    if score not in LAW_SCORES:
+        raise InputError(f"--score {score} is not set here. Use one of: {', '.join(sorted(LAW_SCORES))}.")
+    bundle = open_folder(options.backbone, options.device, options.dtype)
+    work = options.work
+    if work == Path(DEFAULT_WORK):
+        work = Path("runs") / f"{bundle.folder.resolve().name}-device"
+    figures = train_folder_device(
+        bundle,
+        FolderSources(options.prompts, options.features, options.codes, options.data),
+        work,
+        loop=loop_of(options, DEVICE_LOOP),
+        loss=options.loss,
+        sizes=replace(distil_config(options.profile), ffn_multiplier=None, **_sizes(options)),
+        config=FolderConfig(
+            width=options.width or 0,
+            teacher_top_k=options.teacher_top_k or 0,
+            score=score,
+            budget=options.budget,
+            calibrate=options.calibrate,
+            pictures=options.batch,
+        ),
+        resume=not options.no_resume,
+        say=lambda words: note(f"{words} ..."),
+    )
+    return report(figures)
+
+
+STAGE = Stage(
+    help="distil the device model from the cloud model",
+    add_arguments=add_arguments,
+    run=run,
+    description=DESCRIPTION,
+    epilog=EPILOG,
+)

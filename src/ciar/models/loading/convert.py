@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from ciar.errors import DataError, InputError
+from ciar.errors import InputError
 from ciar.models.bundle import DTYPES, write_config
 from ciar.models.chameleon import ChameleonConfig
-from ciar.models.checkpoint import MANIFEST, file_digest, write_manifest
+from ciar.models.checkpoint import file_digest, write_manifest
 from ciar.models.loading.chameleon_check import table_of
 from ciar.models.loading.check import check_finite, check_gpt, check_vq
 from ciar.models.loading.layout import Part
 from ciar.models.loading.sources import Sources, find_sources
+from ciar.models.loading.staging import staged
 from ciar.models.loading.write import size_of, write_tensors
 from ciar.models.text_features import INDEX, ROWS, PrecomputedTextEncoder
 from ciar.models.text_kinds import TEXT_FOLDER, TextConfig, open_features
@@ -42,8 +43,8 @@ def convert(
 ) -> dict[str, Any]:
     """Makes a backbone folder.
 
-    Everything is checked before anything is written, and ``config.json`` is written last, so a folder
-    that has one is whole.
+    Everything is checked before anything is written, but for NaN, which is looked for in each tensor as
+    it is written. The folder's old content, if there is any, is replaced when all of the new is there.
 
     Args:
         paths: transformer, tokenizer and, if there is one, text encoder or features; files, folders,
@@ -69,55 +70,63 @@ def convert(
     chosen = sources.preset
     check_gpt(sources.gpt.opened, sources.gpt.part, chosen)
     check_vq(sources.vq.opened, sources.vq.part, chosen)
-    text, write_text = _text_of(sources, dtype, text_dtype)
-    _prepare(out, sources, DTYPES[dtype], force)
-    for stem, weights, kept in (("gpt", sources.gpt, DTYPES[dtype]), ("vq", sources.vq, torch.float32)):
-        say(f"writing {stem}.safetensors")
-        check = partial(check_finite, source=weights.opened.path)
-        write_tensors(out / f"{stem}.safetensors", sources.stored(stem), kept, check)
-    if write_text is not None:
-        say(f"writing the text encoder ({text.kind})")
-        text = write_text(out / TEXT_FOLDER)
+    text, write_text, text_bytes = _text_of(sources, dtype, text_dtype)
+    stored = {"gpt": (sources.gpt, DTYPES[dtype]), "vq": (sources.vq, torch.float32)}
+    needed = text_bytes + sum(size_of(sources.stored(stem), kept) for stem, (_, kept) in stored.items())
     origin = {
-        part: {"file": weights.opened.path.name, "layout": weights.part.layout}
-        for part, weights in (("gpt", sources.gpt), ("vq", sources.vq))
+        stem: {"file": weights.opened.path.name, "layout": weights.part.layout}
+        for stem, (weights, _) in stored.items()
     }
-    write_config(
-        out, chosen.name, chosen.gpt, chosen.vq, {}, chosen.defaults,
-        family=chosen.family_name, dtype=dtype, text=text.to_dict(), origin=origin,
-    )  # fmt: skip
-    say("writing the manifest")
-    write_manifest(out)
-    files = {
-        path.relative_to(out).as_posix(): path.stat().st_size
-        for path in sorted(out.rglob("*"))
-        if path.is_file()
-    }
+    with staged(out, needed, force) as folder:
+        for stem, (weights, kept) in stored.items():
+            say(f"writing {stem}.safetensors")
+            check = partial(check_finite, source=weights.opened.path)
+            write_tensors(folder / f"{stem}.safetensors", sources.stored(stem), kept, check)
+        if write_text is not None:
+            say(f"writing the text encoder ({text.kind})")
+            text = write_text(folder / TEXT_FOLDER)
+        write_config(
+            folder, chosen.name, chosen.gpt, chosen.vq, {}, chosen.defaults,
+            family=chosen.family_name, dtype=dtype, text=text.to_dict(), origin=origin,
+        )  # fmt: skip
+        say("writing the manifest")
+        write_manifest(folder)
+        files = files_of(folder)
     return {"folder": str(out), "preset": chosen.name, "dtype": dtype, "text": text.kind, "files": files}
+
+
+def files_of(folder: Path) -> dict[str, int]:
+    """Bytes of every file in a folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
 
 def _text_of(
     sources: Sources, dtype: str, text_dtype: str
-) -> tuple[TextConfig, Callable[[Path], TextConfig] | None]:
-    """The text part of the config, as far as it is known yet, and what writes it."""
+) -> tuple[TextConfig, Callable[[Path], TextConfig] | None, int]:
+    """The text part of the config, as far as it is known yet, what writes it, and how many bytes."""
     preset = sources.preset
     none = TextConfig("none", preset.gpt.text_len, preset.gpt.caption_dim)
     if sources.features is not None:
         open_features(sources.features, none)
         source = PrecomputedTextEncoder(sources.features).source
         config = replace(none, kind="features", dtype=source.dtype, encoder=source.encoder)
-        return config, partial(_copy_features, sources.features, config)
+        size = sum((sources.features / name).stat().st_size for name in (ROWS, INDEX))
+        return config, partial(_copy_features, sources.features, config), size
     if sources.t5 is not None:
         from ciar.models.t5 import T5TextEncoder, open_encoder
 
         T5TextEncoder(sources.t5, preset.gpt.text_len, text_dtype, caption_dim=preset.gpt.caption_dim)
         config = replace(none, kind="t5", dtype=text_dtype)
-        return config, partial(_write_t5, sources.t5, open_encoder(sources.t5), config)
+        part = open_encoder(sources.t5)
+        size = size_of(part.tensors, DTYPES[text_dtype])
+        return config, partial(_write_t5, sources.t5, part, config), size
     if sources.tokenizer is not None:
         token_text(sources)
         config = replace(none, kind="tokens", dtype=dtype)
-        return config, partial(_write_tokens, sources, config)
-    return none, None
+        size = size_of({"table": table_of(sources.gpt.part.tensors)}, DTYPES[dtype])
+        return config, partial(_write_tokens, sources, config), size
+    return none, None, 0
 
 
 def token_text(sources: Sources) -> TokenTextEncoder:
@@ -160,28 +169,3 @@ def _copy_features(source: Path, config: TextConfig, folder: Path) -> TextConfig
     for name in (ROWS, INDEX):
         shutil.copyfile(source / name, folder / name)
     return config
-
-
-def _prepare(out: Path, sources: Sources, dtype: torch.dtype, force: bool) -> None:
-    """Makes the folder, with room for the weights, and takes an older backbone's config away."""
-    if out.is_file():
-        raise DataError(f"{out} is a file. Choose a folder with --out.")
-    if out.is_dir() and any(out.iterdir()):
-        if not force:
-            raise DataError(f"{out} is not empty. Pass --force to replace what is in it, or choose another.")
-        if not (out / "config.json").is_file():
-            raise DataError(f"{out} holds something else than a backbone. Choose another folder with --out.")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in ("config.json", MANIFEST):
-            (out / name).unlink(missing_ok=True)
-        shutil.rmtree(out / TEXT_FOLDER, ignore_errors=True)
-    except OSError as error:
-        raise DataError(f"{out} cannot be written ({error.strerror}). Choose another folder.") from None
-    needed = size_of(sources.gpt.part.tensors, dtype) + size_of(sources.vq.part.tensors, torch.float32)
-    free = shutil.disk_usage(out).free
-    if free < needed:
-        raise DataError(
-            f"The weights take {needed / 1e9:.1f} GB and {out} has {free / 1e9:.1f} GB free. Make room, or "
-            "choose another folder with --out."
-        )

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ciar.errors import CheckpointError
 from ciar.models.loading import chameleon_layout
-from ciar.models.loading.chameleon_layout import Turned
 
 Kind = Literal[
     "gpt",
@@ -103,16 +102,30 @@ class Joined:
     def dtype(self) -> torch.dtype:
         return self.parts[0].dtype
 
+    def read(self) -> Tensor:
+        """The matrix."""
+        return torch.cat(self.parts)
+
+
+class Later(Protocol):
+    """What becomes a tensor when it is read, and not before."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def read(self) -> Tensor: ...
+
 
 #: A tensor, or what becomes one.
-Stored = Tensor | Joined | Turned
+Stored = Tensor | Later
 
 
 def read(stored: Stored) -> Tensor:
     """The tensor itself."""
-    if isinstance(stored, Joined):
-        return torch.cat(stored.parts)
-    return stored.read() if isinstance(stored, Turned) else stored
+    return stored if isinstance(stored, Tensor) else stored.read()
 
 
 @dataclass(frozen=True)
