@@ -28,6 +28,7 @@ from ciar.decoding.strategy import (
     Proposal,
     Propose,
     Receive,
+    Scatter,
     Send,
     get_strategy,
 )
@@ -91,7 +92,7 @@ class Play:
     world: World
     device: DeviceRun
     cloud: CloudRun
-    cells: list[int]
+    cells: list[int | None]
     passes: int = 0
     widths: tuple[int, ...] = ()
 
@@ -125,12 +126,33 @@ class Play:
         self.passes += 1
         self.widths += (len(op.ids),)
         # What lies behind the fed block is stale, and no later pass reads it before it is fed again.
-        self.cells[op.start :] = op.ids
-        ends = range(len(self.cells) - (op.want or len(op.ids)) + 1, len(self.cells) + 1)
-        return torch.stack([world.logits(self.cells[:end], world.tables) for end in ends])
+        end = op.start + len(op.ids)
+        self.cells[op.start : end] = op.ids
+        known = [cell for cell in self.cells[:end] if cell is not None]
+        assert len(known) == end, "a pass reads a cell that was never fed"
+        ends = range(end - (op.want or len(op.ids)) + 1, end + 1)
+        return torch.stack([world.logits(known[:at], world.tables) for at in ends])
+
+    def run_scattered(self, op: Scatter) -> Tensor:
+        self.passes += 1
+        self.widths += (len(op.ids),)
+        self.cells += [None] * (op.positions[-1] + 1 - len(self.cells))
+        for position, token in zip(op.positions, op.ids, strict=True):
+            self.cells[position] = token
+        rows = []
+        for position, sees in zip(op.positions, op.visible.tolist(), strict=True):
+            assert sees[position]
+            assert not any(sees[position + 1 :])
+            cells = [cell if seen else CODES for cell, seen in zip(self.cells, sees, strict=False)]
+            known = [cell for cell in cells[: position + 1] if cell is not None]
+            assert len(known) == position + 1, "a pass reads a cell that was never fed"
+            rows.append(self.world.logits(known, self.world.tables))
+        return torch.stack(rows)
 
     def model(self, op: Any) -> Any:
-        return self.propose(op) if isinstance(op, Propose) else self.run_pass(op)
+        if isinstance(op, Propose):
+            return self.propose(op)
+        return self.run_scattered(op) if isinstance(op, Scatter) else self.run_pass(op)
 
 
 def play(world: World, settings: Settings, link: Link, gate: Gate | None = None) -> tuple[Play, Timeline]:
@@ -150,9 +172,11 @@ def play(world: World, settings: Settings, link: Link, gate: Gate | None = None)
 Choose = Callable[[int], int]
 
 
-def play_any(world: World, settings: Settings, choose_one: Choose, cut_after: int = -1) -> Play:
+def play_any(
+    world: World, settings: Settings, choose_one: Choose, cut_after: int = -1, gate: Gate | None = None
+) -> Play:
     """A whole picture in any order of events; a connection that is lost after ``cut_after`` of them."""
-    one = Play.begin(world, settings)
+    one = Play.begin(world, settings, gate)
     events = 0
     while not _attempt(one, choose_one, cut_after - events if cut_after >= events else -1):
         one.resume()
@@ -188,7 +212,7 @@ def _attempt(one: Play, choose_one: Choose, cut_after: int) -> bool:
             elif isinstance(cloud_op, Patch):
                 down.append(cloud_op)
             else:
-                reply = one.run_pass(cloud_op)
+                reply = one.model(cloud_op)
             try:
                 cloud_op = cloud.send(reply)
             except StopIteration:

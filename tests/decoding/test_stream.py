@@ -13,14 +13,17 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from stream_world import Play, World, play, play_any
 
-import ciar.decoding.pending as pending_module
+import ciar.decoding.blocks as blocks_module
+from ciar.decoding.budget import Judge
+from ciar.decoding.jacobi import GUESS
 from ciar.decoding.options import law_of
 from ciar.decoding.pending import Pending
 from ciar.decoding.sampling import slack, to_law
-from ciar.decoding.strategies.stream import Levels
 from ciar.decoding.strategy import CloudRun
+from ciar.decoding.streaming import Levels
 from ciar.decoding.timeline import Link
 from ciar.errors import ProtocolError
+from ciar.protocol.codec import encode
 from ciar.protocol.messages import Draft, Settings
 
 WORLD = World()
@@ -41,6 +44,8 @@ SHAPES = st.fixed_dictionaries(
         "uncertain": st.integers(0, 3),
         "prefix": st.sampled_from(["sweeps", "passes"]),
         "pace": st.sampled_from(["fixed", "auto"]),
+        "height": st.integers(1, 4),
+        "indent": st.integers(0, 3),
     }
 )
 
@@ -67,13 +72,13 @@ def test_exact_whatever_happens_when(
 
 def test_fault_one_token_too_many_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison with plain AR above sees a verdict that rests on a token that is not final."""
-    right = pending_module.sweep
+    right = blocks_module.sweep
 
-    def lenient(run: CloudRun, guesses: list[int], allowed: torch.Tensor) -> Any:
-        final, fresh = yield from right(run, guesses, allowed)
+    def lenient(run: CloudRun, guesses: list[int], judge: Judge) -> Any:
+        final, fresh = yield from right(run, guesses, judge)
         return min(final + 1, len(guesses)), fresh
 
-    monkeypatch.setattr(pending_module, "sweep", lenient)
+    monkeypatch.setattr(blocks_module, "sweep", lenient)
     wrong = [
         play(WORLD, stream(seed), Link())[0].device.tokens != WORLD.plain(stream(seed)) for seed in range(8)
     ]
@@ -174,12 +179,47 @@ def test_a_draft_leaves_on_uncertain_tokens_on_its_length_and_at_the_end_of_a_ro
         return [range(a, b) for a, b in zip(starts, [*starts[1:], 64], strict=True)]
 
     assert [len(draft) for draft in drafts(burst=3)[:4]] == [3, 3, 2, 3]
-    assert drafts(burst=64) == [range(start, start + 8) for start in range(0, 64, 8)]
-    for draft in drafts(burst=64, uncertain=1):
+    assert drafts(burst=63) == [range(start, start + 8) for start in range(0, 64, 8)]
+    for draft in drafts(burst=63, uncertain=1):
         # The gate of these tests, see EveryThird; a long span means no draft under three tokens.
         doubtful = [place for place in draft if place * 7 % 12 >= 8]
         assert draft.stop % 8 == 0 or (doubtful and len(draft) >= 3)
         assert all(place - draft.start < 2 for place in doubtful[:-1])
+
+
+@pytest.mark.parametrize("height", [1, 4])
+def test_the_whole_picture_goes_up_in_one_draft(height: int) -> None:
+    """The extreme: 16 rows of 16 tokens, two bytes each; one answer, or one every few sweeps."""
+    world = World(9, grid=16)
+    settings = stream(4, 0.0, 256, burst=256, lag=256, sweeps=1024, height=height)
+    one, timeline = play(world, settings, Link(1.0, 5.0, 0.0, 50.0))
+    assert one.device.tokens == world.plain(settings)
+    assert (one.device.step, timeline.trips.answered, timeline.trips.critical) == (1, 1, 1)
+    assert one.passes < 256 / 3
+    frame = encode(Draft(0, 0, tuple(range(1000, 1256)), (False,) * 256, until=256))
+    assert len(frame) <= 2 * 256 + 64
+
+
+@pytest.mark.parametrize("fill", GUESS.choices)
+@pytest.mark.parametrize("height", [1, 2])
+@pytest.mark.parametrize(("policy", "rival"), [("exact", "scd"), ("slack", "scd-slack")])
+def test_the_row_without_a_drafter_is_that_of_scd(fill: str, height: int, policy: str, rival: str) -> None:
+    world = World(10, grid=8)
+    made = stream(2, 0.0, 16, policy=policy, fill=fill, height=height)
+    other = Settings(rival, seed=2, window=16, options=(("guess", fill), ("height", height)))
+    one, two = (play(world, settings, Link())[0] for settings in (made, other))
+    assert one.device.tokens == two.device.tokens
+    assert (one.passes, one.widths) == (two.passes, two.widths)
+    assert one.device.decided == ["prefix"] * 64
+
+
+@pytest.mark.parametrize("policy", ["exact", "trust", "graded"])
+def test_without_a_drafter_nothing_is_certain_and_the_prefix_is_exact(policy: str) -> None:
+    settings = stream(3, 0.5, 16, policy=policy, fill="above", allowance=50.0)
+    plain = WORLD.plain(settings)
+    assert play(WORLD, settings, Link())[0].device.tokens == plain
+    loose = stream(3, 0.5, 16, policy="slack", fill="above", allowance=50.0)
+    assert play(WORLD, loose, Link())[0].device.tokens[:8] == plain[:8]
 
 
 def test_levels_rank_a_token_among_those_before_it() -> None:

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from ciar.decoding.acceptance import Rule
+from ciar.decoding.blocks import Blocks, Shape
+from ciar.decoding.budget import Judge
 from ciar.decoding.options import Option
-from ciar.decoding.sampling import choose, draw, one_hot
-from ciar.decoding.strategy import CloudRun, Pass
-from ciar.decoding.verify import laws_from, sweep
+from ciar.decoding.sampling import choose, draw, one_hot, residual
+from ciar.decoding.strategy import CloudRun, Pass, Scatter
+from ciar.decoding.verify import laws_from
 
 #: How a position that enters a window is first guessed.
 GUESS = Option(
@@ -47,23 +49,32 @@ class Coupled:
     """A sliding window of coupled Jacobi iteration (SCD, arXiv 2510.24211) under the picture's noise.
 
     Args:
+        run: the session.
         end: position where it stops.
-        width: positions of the window.
-        allowance: slack with which a guess stands; 0 ends at plain AR's tokens.
+        shape: of the window.
+        judge: which guesses stand; where only the cloud's own choice does, it ends at plain AR's tokens.
         guess: a choice of :data:`GUESS`.
     """
 
-    def __init__(self, end: int, width: int, allowance: float, guess: str) -> None:
-        self.end, self.guess = end, guess
-        self.allowances = torch.full((width,), allowance)
+    def __init__(self, run: CloudRun, end: int, shape: Shape, judge: Judge, guess: str) -> None:
+        self.end, self.judge, self.guess = end, judge, guess
+        self.blocks = Blocks(run, shape)
         self.pending: list[int] = []
+        self.met: set[int] = set()  # positions that were in a pass
 
-    def advance(self, run: CloudRun) -> Generator[Pass, Tensor, None]:
+    def advance(self, run: CloudRun) -> Generator[Pass | Scatter, Tensor, None]:
         """One pass; extends the session by at least one token."""
-        room = min(len(self.allowances), self.end - len(run.tokens))
-        while len(self.pending) < room:
-            self.pending.append(first_guess(run, self.pending, self.guess))
-        final, fresh = yield from sweep(run, self.pending, self.allowances[:room])
+        first = len(run.tokens)
+        positions = self.blocks.places(run, self.end)
+        for position in range(first, positions[-1] + 1):
+            place = position - first
+            if place == len(self.pending):
+                self.pending.append(first_guess(run, self.pending, self.guess))
+            elif position not in self.met:
+                # Guessed to fill a gap long ago; its neighbours are better by now.
+                self.pending[place] = first_guess(run, self.pending[:place], self.guess)
+        self.met.update(positions)
+        final, fresh = yield from self.blocks.sweep(run, self.pending, self.judge)
         run.tokens += fresh[:final]
         run.decided += ["prefix"] * final
         self.pending = fresh[final:]
@@ -80,10 +91,12 @@ class Drawn:
         width: positions of the window.
         rule: when a draft stands.
         guess: a choice of :data:`GUESS`.
+        coupled: whether drafts behind the first that falls stay where their law allows it, by maximal
+            coupling of the old law and the new (MC-SJD, arXiv 2510.24211); else all are drawn anew.
     """
 
-    def __init__(self, end: int, width: int, rule: Rule, guess: str) -> None:
-        self.end, self.width, self.rule, self.guess = end, width, rule, guess
+    def __init__(self, end: int, width: int, rule: Rule, guess: str, *, coupled: bool = False) -> None:
+        self.end, self.width, self.rule, self.guess, self.coupled = end, width, rule, guess, coupled
         self.pending: list[int] = []
         self.laws: list[Tensor] = []
         self.passes = 0
@@ -111,9 +124,33 @@ class Drawn:
         rest = law[stand + 1 :]
         # Drawn again at every pass, so with other chance at every pass: draw 0 is the first guess's.
         chance = run.noise.fresh(first + stand + 1, len(rest), self.passes)
-        self.pending = draw(rest, chance).tolist() if len(rest) else []
+        if self.coupled and len(rest):
+            old = torch.stack(self.laws[stand + 1 :]).to(rest.device)
+            kept = torch.tensor(self.pending[stand + 1 :], device=rest.device)
+            self.pending = recoupled(rest, old, kept, chance).tolist()
+        else:
+            self.pending = draw(rest, chance).tolist() if len(rest) else []
         self.laws = list(rest)
 
     def _stands(self, run: CloudRun, law: Tensor, depth: int) -> bool:
         chance = self.rule.accept(law, self.laws[depth].to(law.device), self.pending[depth], depth)
         return run.noise.accept(len(run.tokens) - len(self.pending) + depth) < chance
+
+
+def recoupled(p: Tensor, q: Tensor, tokens: Tensor, chance: Tensor) -> Tensor:
+    """Tokens drawn from q turned into tokens drawn from p, with as few changes as possible.
+
+    A token stays with ``min(1, p / q)``, else one of the residual takes its place. What is left of the
+    chance after the test is uniform again, and draws from the residual.
+
+    Args:
+        p, q: new and old laws, float32 [n, vocab].
+        tokens: int64 [n], drawn from q.
+        chance: float64 [n], uniform in (0, 1).
+    """
+    here = tokens[:, None]
+    new, old = (law.gather(1, here)[:, 0].double() for law in (p, q))
+    # A token that was not drawn from q goes, even where both laws exclude it.
+    stays = torch.where(old > -torch.inf, (new - old).clamp_max(0.0).exp(), 0.0)
+    rest = ((chance - stays) / (1.0 - stays).clamp_min(1e-12)).clamp(0.0, 1.0 - 1e-12)
+    return torch.where(chance < stays, tokens, draw(residual(p, q), rest))

@@ -10,11 +10,11 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from ciar.decoding.strategy import CloudRun, Pass
-from ciar.decoding.verify import sweep
+from ciar.decoding.blocks import Blocks
+from ciar.decoding.budget import Budget, budgeted, within
+from ciar.decoding.strategy import CloudRun, Pass, Scatter
 from ciar.errors import ProtocolError
 from ciar.ledger import DECIDERS, Decider
 from ciar.protocol.messages import Draft, Patch
@@ -28,7 +28,11 @@ class Pending:
         told: horizon of the last patch.
         drafted: what the device drafted at each position.
         guesses: what is guessed there now; other than ``drafted`` where the cloud knows better.
-        allowances: slack with which each position's guess stands; infinite is not checked at all.
+        allowances: slack with which each position's guess stands, infinite is not checked at all; or, under a
+            budget, the share of the budget's allowance that it gets.
+        budget: what the picture may spend, where that decides.
+        trusted: positions that may stand unchecked if the budget pays for it.
+        audited: certain positions that are checked to see how good the gate is.
         step: the last draft that was taken.
         until: horizon that the device waits for; at or below the last one told when it does not wait.
         stale: drafted tokens that were dropped, because the cloud already knew better.
@@ -39,6 +43,9 @@ class Pending:
     drafted: list[int] = field(default_factory=list)
     guesses: list[int] = field(default_factory=list)
     allowances: list[float] = field(default_factory=list)
+    budget: Budget | None = None
+    trusted: set[int] = field(default_factory=set)
+    audited: set[int] = field(default_factory=set)
     step: int = -1
     until: int = 0
     stale: int = 0
@@ -76,27 +83,36 @@ class Pending:
                 self.allowances[place] = allowance
         self.step, self.until = draft.step, draft.until
 
-    def advance(self, run: CloudRun, width: int) -> Generator[Pass, Tensor, int]:
+    def advance(self, run: CloudRun, blocks: Blocks) -> Generator[Pass | Scatter, Tensor, int]:
         """One sweep; extends the session by at least one token, if there is any guess.
 
         Args:
-            width: the most positions of the pass.
+            run: the session.
+            blocks: of which positions each pass is.
 
         Returns:
             How many passes it took: none where only tokens that are not checked were left.
         """
         self._settle_unchecked(run)
-        count = min(width, len(self.guesses))
-        if not count:
+        if not self.guesses:
             return 0
-        first = len(run.tokens)
-        before = self.guesses[:count]
-        allowed = torch.tensor(self.allowances[:count], dtype=torch.float32)
-        final, fresh = yield from sweep(run, before, allowed)
-        for place in range(final, count):
+        first, before = len(run.tokens), list(self.guesses)
+        if self.budget is None:
+            judge = within(self.allowances)
+        else:
+            judge = budgeted(
+                self.budget, self.allowances.__getitem__, lambda place: first + place in self.audited
+            )
+        final, fresh = yield from blocks.sweep(run, before, judge)
+        for place in range(final, len(fresh)):
             if fresh[place] != before[place]:
-                self.changed = first + place + 1
-        self.guesses[:count] = fresh
+                self.changed = max(self.changed, first + place + 1)
+        self.guesses[:] = fresh
+        if self.budget is not None:
+            # The device's own token counts, which a sweep may have repaired before this one.
+            for place in range(final):
+                if first + place in self.audited:
+                    self.budget.audited(fresh[place] == self.drafted[place])
         self._settle(run, final)
         self._settle_unchecked(run)
         return 1
@@ -119,12 +135,18 @@ class Pending:
 
     def _settle_unchecked(self, run: CloudRun) -> None:
         """Unchecked tokens right behind the horizon are final without a pass."""
-        bounds = (place for place, allowed in enumerate(self.allowances) if allowed != math.inf)
-        self._settle(run, next(bounds, len(self.allowances)))
+        if self.budget is None:
+            bounds = (place for place, allowed in enumerate(self.allowances) if allowed != math.inf)
+            self._settle(run, next(bounds, len(self.allowances)))
+            return
+        while self.guesses and len(run.tokens) in self.trusted and self.guesses[0] == self.drafted[0]:
+            if not self.budget.trust(self.allowances[0]):
+                break
+            self._settle(run, 1, "device")
 
-    def _settle(self, run: CloudRun, count: int) -> None:
+    def _settle(self, run: CloudRun, count: int, decider: Decider | None = None) -> None:
         run.tokens += self.guesses[:count]
-        run.decided += [self._decider(place) for place in range(count)]
+        run.decided += [decider or self._decider(place) for place in range(count)]
         del self.guesses[:count], self.drafted[:count], self.allowances[:count]
 
     def _decider(self, place: int) -> Decider:

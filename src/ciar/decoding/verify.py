@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ciar.decoding.acceptance import Rule
+from ciar.decoding.budget import Judge, within
 from ciar.decoding.sampling import choose, slack, to_law
 from ciar.decoding.strategy import CloudRun, DeviceLaw, Pass
 from ciar.ledger import Decider
@@ -59,9 +60,7 @@ def sample_own(run: CloudRun, count: int, decider: Decider = "prefix") -> Genera
         run.decided.append(decider)
 
 
-def sweep(
-    run: CloudRun, guesses: list[int], allowances: Tensor
-) -> Generator[Pass, Tensor, tuple[int, list[int]]]:
+def sweep(run: CloudRun, guesses: list[int], judge: Judge) -> Generator[Pass, Tensor, tuple[int, list[int]]]:
     """One sweep of coupled Jacobi iteration over guesses at the positions after the known tokens.
 
     A pass gives the cloud's choice y at every position. Guesses stand while their slack is within
@@ -72,7 +71,7 @@ def sweep(
     Args:
         run: the session; unchanged but for ``fed``.
         guesses: at least one.
-        allowances: float32 [len(guesses)] slack allowed at each.
+        judge: which of them stand.
 
     Returns:
         How many positions are final, at least 1, and the tokens of all of them.
@@ -83,9 +82,11 @@ def sweep(
     del run.tokens[first:]
     noise = run.noise.gumbel(first, count)
     here = torch.tensor(guesses, device=law.device)
-    keep = slack(law, noise, here) <= allowances.to(law.device)
-    fresh: list[int] = torch.where(keep, here, choose(law, noise)).tolist()
-    changed = next((i for i, ok in enumerate(keep.tolist()) if not ok), None)
+    gaps: list[float] = slack(law, noise, here).tolist()
+    choices: list[int] = choose(law, noise).tolist()
+    keep = judge(range(count), gaps, True)
+    fresh = [guess if ok else own for guess, own, ok in zip(guesses, choices, keep, strict=True)]
+    changed = next((i for i, ok in enumerate(keep) if not ok), None)
     if changed is None:
         return count, fresh
     # Keys are good for final tokens that were fed unchanged: all before the first replaced one.
@@ -109,10 +110,9 @@ def repair_window(
         The window's final tokens, and the number of sweeps. ``run.tokens`` is extended by them.
     """
     begin, sweeps = len(run.tokens), 0
-    allowed = torch.tensor(allowances, dtype=torch.float32)
     window = list(guesses)
     while window:
-        final, fresh = yield from sweep(run, window, allowed[-len(window) :])
+        final, fresh = yield from sweep(run, window, within(allowances[-len(window) :]))
         run.tokens += fresh[:final]
         window = fresh[final:]
         sweeps += 1

@@ -99,6 +99,34 @@ def conformal_threshold(
     return float(np.append(distinct, np.inf)[np.flatnonzero(allowed)[-1]])
 
 
+def conformal_allowance(slacks_by_image: Sequence[ArrayLike], epsilon: float) -> float:
+    """The largest allowance under which few tokens of a new picture are other than the cloud's choice.
+
+    A token that stands with slack costs 1 and one without costs nothing, which is the unit of a picture's
+    budget (:mod:`ciar.decoding.budget`). The share of them on a new picture is at most epsilon in
+    expectation, for guesses like those whose slacks are given: an allowance changes later guesses, so
+    measure the slacks under an allowance near the one that comes out. See :func:`conformal_threshold`.
+
+    Args:
+        slacks_by_image: for each picture the slacks of its guesses where each was judged, in nats; 0 where
+            the guess was the cloud's choice, infinite where the cloud's law gives it no mass.
+        epsilon: share of a picture's tokens, 0 to 1.
+
+    Returns:
+        Nats; 0, which is always allowed, where the pictures are too few for so small an epsilon, and
+        infinity where every guess may stand.
+
+    Raises:
+        InputError: there is no picture, or a number is out of range.
+    """
+    slacks = [_numbers(image, "slacks") for image in slacks_by_image]
+    if any(image.min() < 0.0 for image in slacks):
+        raise InputError("A slack is never below 0.")
+    threshold = conformal_threshold(slacks, [(image > 0.0).astype(float) for image in slacks], epsilon)
+    # What stands is at most the allowance, and was below the threshold.
+    return max(0.0, float(np.nextafter(threshold, -np.inf))) if threshold < np.inf else threshold
+
+
 def risk_curve(scores: ArrayLike, losses: ArrayLike, knots: int = 32) -> tuple[tuple[float, float], ...]:
     """Expected loss as a rising function of the score, for :class:`ciar.intervals.thresholds.RiskThreshold`.
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ciar.decoding.blocks import HEIGHT, INDENT, Shape
+from ciar.decoding.budget import Judge, within
 from ciar.decoding.halves import listen, stream
 from ciar.decoding.jacobi import GUESS, Coupled
 from ciar.decoding.options import Option
 from ciar.decoding.strategy import CloudHalf, CloudRun, DeviceHalf, DeviceRun, Strategy, register
-from ciar.protocol.messages import Draft, Settings
+from ciar.protocol.messages import Draft
 
 
 @register
@@ -24,17 +26,19 @@ class Scd(Strategy):
     exact = True
     training = "none"
     uses_device = False
-    options: ClassVar[tuple[Option, ...]] = (GUESS,)
+    options: ClassVar[tuple[Option, ...]] = (GUESS, HEIGHT, INDENT)
+    grid: ClassVar[tuple[str, ...]] = ("window=16", "window=32", "window=64")
 
-    def allowance(self, settings: Settings) -> float:
-        """Slack with which a guess stands."""
-        return 0.0
+    def judge(self, run: CloudRun) -> Judge:
+        """Which guesses stand."""
+        return within([0.0] * run.total)
 
     def device(self, run: DeviceRun) -> DeviceHalf:
         return listen(run)
 
     def cloud(self, run: CloudRun, draft: Draft) -> CloudHalf:
-        settings = run.settings
-        guess = self.values(settings).word("guess")
-        window = Coupled(draft.start + draft.want, settings.window, self.allowance(settings), guess)
+        values = self.values(run.settings)
+        shape = Shape(run.settings.window, values.whole("height"), values.whole("indent"))
+        end = draft.start + draft.want
+        window = Coupled(run, end, shape, self.judge(run), values.word("guess"))
         return stream(run, draft, lambda: window.advance(run))
