@@ -5,6 +5,7 @@ Names of the arguments are those of diffusers' pipelines where there is such an 
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import time
@@ -18,14 +19,23 @@ import torch
 from PIL import Image
 
 from ciar.cloud.sessions import Cloud
-from ciar.decoding.options import default_settings, law_of
+from ciar.decoding.options import default_settings, law_of, read_options
 from ciar.decoding.strategy import get_strategy
-from ciar.device.session import DeviceSession
-from ciar.errors import InputError
+from ciar.device.session import DeviceSession, PictureResult, Progress
+from ciar.errors import CloudUnavailable, InputError
 from ciar.intervals.thresholds import ThresholdConfig
-from ciar.ledger import Ledger
+from ciar.ledger import Decider, Ledger
 from ciar.models.bundle import Bundle
 from ciar.models.loading.open import open_bundle
+from ciar.models.text import TextFeatures
+from ciar.planner.agreement import AGREEMENT_FILE, Table
+from ciar.planner.conditions import Wish, check_wish
+from ciar.planner.defaults import DEFAULTS
+from ciar.planner.drive import Drawn, draw
+from ciar.planner.measure import Metered
+from ciar.planner.planner import Planner
+from ciar.planner.plans import DEVICE_ONLY, Plan
+from ciar.planner.probe import Probed, probe
 from ciar.protocol.messages import MAX_PROMPT_CHARS, Open, OptionValue, Settings
 from ciar.transport.base import Transport
 from ciar.transport.inprocess import InProcessTransport
@@ -33,6 +43,8 @@ from ciar.transport.websocket import WebSocketTransport
 
 #: Largest ``num_images_per_prompt`` and number of prompts of one call.
 MAX_IMAGES = 1000
+#: Steps of the device that are timed before the first plan is chosen.
+_PROBED_STEPS = 8
 
 #: Called as ``callback(pipe, step, info)``; False stops cleanly.
 Callback = Callable[["Pipeline", int, dict[str, Any]], bool | None]
@@ -47,7 +59,9 @@ class PipelineOutput:
             nothing for ``"tokens"``.
         tokens: codes in raster order.
         ledgers: what each picture cost.
-        prompts, seeds, strategies: what each was made from.
+        prompts, seeds, strategies: what each was made from; for ``auto`` the strategies that really ran.
+        plans: for ``auto`` the plans that each ran by, in order; else nothing.
+        why: for ``auto`` a sentence a picture that says why; else nothing.
         warnings: sentences for the user.
     """
 
@@ -57,6 +71,8 @@ class PipelineOutput:
     prompts: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     strategies: list[str] = field(default_factory=list)
+    plans: list[tuple[Plan, ...]] = field(default_factory=list)
+    why: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -72,6 +88,9 @@ class Pipeline:
     def __init__(self, bundle: Bundle, transport: Transport | None = None) -> None:
         self.bundle = bundle
         self._transport = transport
+        self._planner: Planner | None = None
+        #: Makes the device's side of a picture; benchmarks put one with a tempo in its place.
+        self.session_of: Callable[..., DeviceSession] = DeviceSession
 
     @classmethod
     def from_pretrained(
@@ -118,6 +137,22 @@ class Pipeline:
             self._transport = InProcessTransport(Cloud(self.bundle))
         return self._transport
 
+    @property
+    def planner(self) -> Planner:
+        """What ``strategy="auto"`` asks; it keeps what it has measured from call to call.
+
+        Raises:
+            InputError: the backbone's table of agreement is damaged.
+        """
+        if self._planner is None:
+            self._planner = Planner(
+                self.bundle.total,
+                bool(self.bundle.config.get("devices")),
+                self._transport is None or isinstance(self._transport, InProcessTransport),
+                _table(self.bundle.folder),
+            )
+        return self._planner
+
     def __call__(
         self,
         prompt: str | Sequence[str],
@@ -139,6 +174,7 @@ class Pipeline:
         payload: Literal["ids", "features"] | None = None,
         injection: bool | None = None,
         options: Mapping[str, OptionValue] | None = None,
+        wish: str | None = None,
         callback_on_step_end: Callback | None = None,
         output_type: Literal["pil", "np", "tokens"] = "pil",
     ) -> PipelineOutput:
@@ -153,7 +189,7 @@ class Pipeline:
             num_images_per_prompt: pictures of each prompt; picture i has noise index i.
             generator: draws the seed when ``seed`` is None.
             seed: 0 to 2**64 - 1; None and no generator draws a fresh one.
-            strategy: see ``ciar strategies``.
+            strategy: see ``ciar strategies``; ``auto`` lets the planner choose for each picture.
             temperature, top_k, top_p: sampling law of both models; None is the backbone's.
             score: the gate's score, see ``ciar strategies --gates``; None is the backbone's.
             threshold: the gate's threshold, a number (0 uploads everything) or a rule. None is the one
@@ -164,6 +200,7 @@ class Pipeline:
             payload: what travels.
             injection: whether interval features are added in the cloud.
             options: the strategy's own settings by name; see docs/strategies.md.
+            wish: for ``auto``: ``exact``, ``balanced`` (the default), ``cheapest`` or ``offline``.
             callback_on_step_end: called after each decided token.
             output_type: ``pil``, ``np`` or ``tokens``.
 
@@ -179,7 +216,7 @@ class Pipeline:
         _check_count("num_images_per_prompt", num_images_per_prompt)
         if output_type not in ("pil", "np", "tokens"):
             raise InputError(f"output_type is {output_type!r}; it must be pil, np or tokens.")
-        chosen = get_strategy(strategy)
+        wanted = _wish(strategy, wish, window)
         defaults = self.bundle.defaults
         asked: dict[str, Any] = {
             "guidance": guidance_scale,
@@ -193,11 +230,13 @@ class Pipeline:
             "injection": injection,
         }
         settings = replace(
-            default_settings(defaults, strategy),
+            default_settings(defaults, strategy if wanted is None else "base"),
             seed=draw_seed(seed, generator),
             options=tuple((options or {}).items()),
             **{name: value for name, value in asked.items() if value is not None},
         )
+        if wanted is not None:
+            read_options("auto", (), settings.options)
         check_settings(settings)
         score = defaults.score if score is None else score
         gate = defaults.threshold_for(score)
@@ -222,15 +261,6 @@ class Pipeline:
             )
             features = self.bundle.text.encode(text)
             text_ms = (time.perf_counter() - began) * 1e3
-            session = DeviceSession(
-                self.bundle,
-                chosen,
-                opening,
-                features,
-                gate,
-                score,
-                self.transport if chosen.uses_cloud else None,
-            )
 
             def progress(done: int, ledger: Ledger, number: int = number) -> bool | None:
                 if callback_on_step_end is None:
@@ -238,7 +268,15 @@ class Pipeline:
                 info = {"done": done, "total": self.bundle.total, "image": number, "images": len(jobs)}
                 return callback_on_step_end(self, done, info | {"ledger": ledger})
 
-            result = session.run(progress)
+            result: PictureResult | Drawn
+            if wanted is None:
+                chosen = get_strategy(strategy)
+                transport = self.transport if chosen.uses_cloud else None
+                result = self.session_of(self.bundle, chosen, opening, features, gate, score, transport).run(
+                    progress
+                )
+            else:
+                result = self._draw_planned(wanted, opening, features, gate, score, progress)
             out.warnings += [w for w in (*features.warnings, *result.warnings) if w not in out.warnings]
             if result.stopped:
                 break
@@ -253,8 +291,54 @@ class Pipeline:
             out.ledgers.append(result.ledger)
             out.prompts.append(text)
             out.seeds.append(settings.seed)
-            out.strategies.append(strategy)
+            if isinstance(result, Drawn):
+                out.plans.append(tuple(result.plans))
+                out.why.append("; ".join(result.why))
+            out.strategies.append(result.strategy if isinstance(result, Drawn) else strategy)
         return out
+
+    def _draw_planned(
+        self,
+        wish: Wish,
+        opening: Open,
+        features: TextFeatures,
+        gate: ThresholdConfig,
+        score: str,
+        progress: Progress,
+    ) -> Drawn:
+        """One picture by the planner's choice."""
+        planner = self.planner
+        # Offline must not even load the cloud's model.
+        way = None if wish == "offline" else Metered(self.transport, planner.meter)
+
+        def leg(
+            plan: Plan, tokens: Sequence[int], decided: Sequence[Decider], watch: Progress
+        ) -> PictureResult:
+            chosen = get_strategy(plan.strategy)
+            message = replace(opening, settings=_planned(opening.settings, plan))
+            transport = way if chosen.uses_cloud else None
+            session = self.session_of(self.bundle, chosen, message, features, gate, score, transport)
+            session.resume(tokens, decided)
+            result = session.run(watch)
+            planner.meter.stepped(session.run_state.pace.step_ms)
+            return result
+
+        if planner.device and not planner.meter.step_ms:
+            leg(DEVICE_ONLY, (), (), lambda done, _: done < _PROBED_STEPS)
+
+        def measure() -> Probed:
+            assert way is not None, "only a wish that needs a cloud asks for a probe"
+            return probe(way, opening)
+
+        guided = 1 if opening.settings.guidance == 1.0 else 2
+        try:
+            return draw(planner, wish, leg, measure, guided, progress)
+        except CloudUnavailable as error:
+            if not planner.device:
+                raise
+            raise CloudUnavailable(
+                f"{error} To draw with the device model alone, wish for offline."
+            ) from error
 
     def _travelling(self, prompt: str) -> str:
         """What is sent of a prompt: as much as the text encoder reads, which warns of what it cuts."""
@@ -269,6 +353,48 @@ class Pipeline:
         """Pixels of codes: [pictures][tokens] to uint8 [pictures, height, width, 3]."""
         codes = torch.tensor(tokens, device=self.bundle.device)
         return self.bundle.pixels(codes).cpu().numpy()
+
+
+def _wish(strategy: str, wish: str | None, window: int | None) -> Wish | None:
+    """The wish of a call, None where the strategy is not left to the planner.
+
+    Raises:
+        InputError: the wish is unknown, or what was asked for does not go together.
+    """
+    if strategy != "auto":
+        get_strategy(strategy)
+        if wish is not None:
+            raise InputError(f"A wish is for strategy 'auto', not {strategy!r}. Leave one of the two out.")
+        return None
+    if window is not None:
+        raise InputError("Strategy 'auto' chooses the window itself. Leave it out, or name a strategy.")
+    return check_wish("balanced" if wish is None else wish)
+
+
+def _planned(settings: Settings, plan: Plan) -> Settings:
+    """Settings with what a plan says in them."""
+    return replace(
+        settings,
+        strategy=plan.strategy,
+        window=settings.window if plan.window is None else plan.window,
+        options=(*settings.options, *plan.options),
+    )
+
+
+def _table(folder: Path) -> Table:
+    """A backbone's table of agreement: the one beside its weights, and for what it lacks the one that ships.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder / AGREEMENT_FILE
+    if not path.is_file():
+        return DEFAULTS
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is no JSON ({error}). Restore the file or remove it.") from None
+    return Table.from_dict(values, DEFAULTS)
 
 
 def draw_seed(seed: int | None, generator: torch.Generator | None) -> int:

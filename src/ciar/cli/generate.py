@@ -100,7 +100,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     method = parser.add_argument_group("the method")
     method.add_argument(
-        "--strategy", default="ciar", metavar="NAME", help='one of "ciar strategies" (default: ciar)'
+        "--strategy",
+        default="ciar",
+        metavar="NAME",
+        help='one of "ciar strategies", or auto: the planner chooses (default: ciar)',
+    )
+    method.add_argument(
+        "--wish",
+        choices=("exact", "balanced", "cheapest", "offline"),
+        help="what auto aims at: the cloud's own picture, a near one sooner, the least work for the cloud, "
+        "or no cloud (default: balanced)",
     )
     method.add_argument(
         "--score",
@@ -181,6 +190,8 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.token is not None and options.cloud is None:
         raise InputError("--token is for a server. Add --cloud ws://host:port, or leave --token out.")
+    if options.wish is not None and options.strategy != "auto":
+        raise InputError("--wish is for --strategy auto. Add it, or leave --wish out.")
     prompts = read_prompts(options.prompt, options.heatmap)
     # 32 bits make short file names, and survive programs that read JSON numbers as doubles.
     seed = secrets.randbits(32) if options.seed is None else options.seed
@@ -296,6 +307,7 @@ def _draw(
         action=options.action,
         payload=options.payload,
         options=dict(options.options) if options.options else None,
+        **({"wish": options.wish} if options.wish is not None else {}),
         callback_on_step_end=progress.step,
         output_type="pil",
     )
@@ -303,12 +315,17 @@ def _draw(
         progress.clear()
         for warning in dict.fromkeys(output.warnings):
             note(f"warning: {printable(warning, 1000)}")
+    planned = options.strategy == "auto"
+    if planned:
+        progress.clear()
+        for why in dict.fromkeys(output.why if not options.quiet else ()):
+            note(f"plan: {why}")
     made = [
         Made(
             prompt=prompt,
             seed=seed,
             image=i,
-            strategy=options.strategy,
+            strategy=output.strategies[i] if planned else options.strategy,
             tokens=output.tokens[i],
             file=target.picture,
             heatmap=target.heatmap,
@@ -317,7 +334,8 @@ def _draw(
         for i, target in enumerate(targets)
     ]
     for picture, image in zip(made, output.images, strict=True):
-        write_picture(picture.file, image, _settings(picture, options))
+        plan = output.plans[picture.image][-1] if planned else None
+        write_picture(picture.file, image, _settings(picture, options, plan))
         if picture.heatmap is not None:
             from ciar.evaluation.sheets import heatmap
 
@@ -353,13 +371,20 @@ def write_picture(path: Path, image: Image.Image, settings: dict[str, Any] | Non
         raise
 
 
-def _settings(picture: Made, options: argparse.Namespace) -> dict[str, Any]:
-    """What makes the same picture again; an option that was left out is not named."""
+def _settings(picture: Made, options: argparse.Namespace, plan: Any = None) -> dict[str, Any]:
+    """What makes the same picture again; an option that was left out is not named.
+
+    Args:
+        plan: the plan that the picture ended by, where the planner chose.
+    """
     given = {name: getattr(options, name) for name in _RECORDED if getattr(options, name) is not None}
     if given.get("threshold") == float("inf"):
         given["threshold"] = "inf"  # JSON has no infinity
     if options.options:
         given["options"] = dict(options.options)
+    if plan is not None:
+        given |= {"window": plan.window} if plan.window is not None else {}
+        given |= {"options": given.get("options", {}) | dict(plan.options)} if plan.options else {}
     request = {"prompt": picture.prompt, "seed": picture.seed, "image": picture.image}
     return {"version": __version__} | request | {"strategy": picture.strategy} | given
 
