@@ -37,7 +37,7 @@ def answer_draft(
     run_pass: Callable[[Pass], Tensor],
     device_law: Callable[[DeviceLaw], Tensor] | None = None,
     codebook: Codebook | None = None,
-    tree: Callable[[TreeOp], Tensor | None] | None = None,
+    tree: Callable[[TreeOp], Tensor | tuple[int, bytes] | None] | None = None,
 ) -> list[Patch]:
     """Drives the cloud half of a strategy over one draft and returns its patches."""
     half = strategy.cloud(run, draft)

@@ -35,6 +35,8 @@ from ciar.decoding.strategy import (
     Receive,
     Redraw,
     Send,
+    TakeFeatures,
+    TellFeatures,
     TreeOp,
     TreePass,
     get_strategy,
@@ -145,6 +147,7 @@ class TableSession:
         self.table, self.run, self.device_laws = table, run, device_laws
         self.cells: list[int] = []
         self.passes: list[Pass] = []
+        self.told: list[tuple[str, int]] = []  # what the device's drafter knows: format and features
 
     def answer(self, draft: Draft) -> list[Patch]:
         strategy = get_strategy(self.run.settings.strategy)
@@ -165,16 +168,20 @@ class TableSession:
         ends = range(request.position, request.position + request.count)
         return self.device_laws[[row_of(self.run.tokens[:end]) for end in ends]]
 
-    def tree_op(self, op: TreeOp) -> Tensor | None:
+    def tree_op(self, op: TreeOp) -> Tensor | tuple[int, bytes] | None:
+        if isinstance(op, TellFeatures):
+            # One feature for the text, and one for each cell; two go into a frame.
+            count = min(2, 1 + len(self.cells) - op.first)
+            return count, bytes(range(op.first, op.first + count))
         if isinstance(op, GrowTree):
-            return self.grow(op)
+            return self.grow(op, self.run.tokens)
         if isinstance(op, TreePass):
             return self.tree_pass(op)
         assert op.known == len(self.cells)
         self.keep_path(op)
         return None
 
-    def grow(self, op: GrowTree) -> Tensor:
+    def grow(self, op: GrowTree, known: list[int]) -> Tensor:
         """Laws of a drafter that is a table, too."""
         assert self.device_laws is not None
         if not op.ids:
@@ -182,7 +189,7 @@ class TableSession:
         for token, parent in zip(op.ids, op.parents, strict=True):
             self.drafted.append([*(self.drafted[parent] if parent >= 0 else []), token])
         paths = self.drafted[len(self.drafted) - len(op.ids) :] or [[]]
-        return self.device_laws[[row_of([*self.run.tokens, *path]) for path in paths]]
+        return self.device_laws[[row_of([*known, *path]) for path in paths]]
 
     def tree_pass(self, op: TreePass) -> Tensor:
         """Laws by what a node's ancestors are; the tree's cells lie behind the known tokens'."""
@@ -235,7 +242,7 @@ def make_picture(
 ) -> tuple[DeviceRun, TableSession]:
     """Runs both halves of a strategy to the end of one picture."""
     law = law_of(settings)
-    device = DeviceRun(settings, LENGTH, gate_type())
+    device = DeviceRun(settings, LENGTH, gate_type(), noise=noise)
     session = session_type(table, CloudRun(settings, law, LENGTH, CODES, noise), device_laws)
     patches: list[Patch] = []
     half = get_strategy(settings.strategy).device(device)
@@ -254,6 +261,13 @@ def make_picture(
             assert device_laws is not None
             own = device_laws[row_of(op.tokens)]
             reply = exchange.redraw(op.law, own, noise.residual(len(op.tokens)))
+        elif isinstance(op, TakeFeatures):
+            assert list(op.data) == list(range(len(session.told), len(session.told) + len(op.data)))
+            session.told += [(op.kind, number) for number in op.data]
+        elif isinstance(op, GrowTree):
+            # The drafter reads the features of the text and of every known token but the last.
+            assert len(session.told) == len(device.tokens)
+            reply = session.grow(op, device.tokens)
         elif isinstance(op, Send):
             assert isinstance(op.message, Draft)
             patches += session.answer(op.message)

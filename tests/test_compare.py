@@ -16,6 +16,7 @@ from ciar.cli.main import main
 from ciar.compare import Row, compare, markdown, mean_slacks, parse_run, runs_of
 from ciar.decoding.options import default_settings
 from ciar.errors import InputError
+from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle, load_bundle
 from ciar.models.text import StaticTextEncoder
 from ciar.pipeline import Pipeline
@@ -137,6 +138,36 @@ def test_the_table_has_a_line_a_row(rows: list[Row]) -> None:
     assert "lossless:window=4" in lines[3]
 
 
+def test_the_table_has_what_a_comparison_needs(rows: list[Row]) -> None:
+    """Every figure by name in the table, and an interval for each that is a mean of pictures."""
+    head = [cell.strip() for cell in markdown(rows).splitlines()[0].strip("|").split("|")]
+    assert {
+        *("speed-up", "passes / T", "rows / T", "round trips", "bytes up", "bytes down", "accept length"),
+        *("Frechet", "retrieval", "slack"),
+    } <= set(head)
+    for row in rows:
+        figures = row.to_dict(rows[0])
+        named = figures["intervals"] | {"slack": figures["slack"]}
+        assert set(figures["intervals"]) == {
+            *("speed_up", "passes_per_token", "rows_per_token", "uploads", "accept_length")
+        }
+        for name, (value, low, high) in named.items():
+            assert low <= value + 1e-9
+            assert value - 1e-9 <= high
+            if name in figures and name != "slack":
+                assert figures[name] == pytest.approx(value)
+    cells = [cell.strip() for cell in markdown(rows).splitlines()[3].strip("|").split("|")]
+    assert cells[head.index("slack")].count("[") == cells[head.index("speed-up")].count("[") == 1
+
+
+def test_a_speed_up_is_the_ratio_of_medians(rows: list[Row]) -> None:
+    def timed(*ms: float) -> Row:
+        return replace(rows[1], lone=[Ledger(total_ms=one) for one in ms])
+
+    assert timed(2.0, 4.0, 9.0).speed_up(timed(8.0, 8.0, 8.0)) == pytest.approx((2.0, 8 / 9, 4.0))
+    assert timed(2.0).speed_up(timed(6.0)) == (3.0, 3.0, 3.0)
+
+
 def test_the_command_writes_table_document_and_plot(
     work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +187,7 @@ def test_all_leaves_out_what_a_backbone_has_no_drafter_for(tiny_bundle: Bundle, 
     shutil.copytree(tiny_bundle.folder, tmp_path / "bare")
     (tmp_path / "bare" / "eagle.safetensors").unlink()
     bare = {run.label for run in runs_of("all", load_bundle(tmp_path / "bare"))}
-    assert full - bare == {"eagle1-static", "eagle2"}
+    assert full - bare == {"adt-tree", "eagle1-static", "eagle2"}
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,13 @@ class RuleTable:
                 self.redraw[row, token] = rule.redraw(p[row], q[row], token)
 
 
-def chain(bank: NoiseBank, table: RuleTable, window: int, count: int | None = None) -> np.ndarray:
-    """Pictures by drafted chains of ``window`` tokens with a bonus: int64 [pictures, 4]."""
+def chain(
+    bank: NoiseBank, table: RuleTable, window: int, count: int | None = None, confidence: float = 0.0
+) -> np.ndarray:
+    """Pictures by drafted chains of ``window`` tokens with a bonus: int64 [pictures, 4].
+
+    A chain ends early behind a token that q gives less than ``confidence``.
+    """
     gumbels = bank.gumbels.view(-1, LENGTH, CODES)[:count]
     residuals = bank.residuals.view(-1, LENGTH, CODES)[:count]
     accepts = torch.from_numpy(bank.accepts).view(-1, LENGTH)[:count]
@@ -54,14 +59,20 @@ def chain(bank: NoiseBank, table: RuleTable, window: int, count: int | None = No
         stands = accepts[:, t] < chance
         judged = torch.where(stands, token, choose(table.redraw[row, token], residuals[:, t]))
         token = torch.where(drafted, judged, choose(table.p[row], gumbels[:, t]))
-        depth = torch.where(drafted & stands, depth + 1, 0)
+        unsure = table.q[row].gather(1, token[:, None])[:, 0].exp() < confidence
+        depth = torch.where(drafted & stands, torch.where(unsure, window, depth + 1), 0)
         prefix = prefix * CODES + token
         out.append(token)
     return torch.stack(out, dim=1).numpy()
 
 
-def jacobi(bank: NoiseBank, p: Tensor, width: int, guess: str, count: int | None = None) -> np.ndarray:
-    """Pictures by speculative Jacobi decoding: int64 [pictures, 4]."""
+def jacobi(
+    bank: NoiseBank, p: Tensor, width: int, guess: str, count: int | None = None, coupled: bool = False
+) -> np.ndarray:
+    """Pictures by speculative Jacobi decoding: int64 [pictures, 4].
+
+    With ``coupled``, drafts behind a rejected one are coupled to their new law as closely as can be.
+    """
     residuals = bank.residuals.view(-1, LENGTH, CODES)[:count]
     accepts = torch.from_numpy(bank.accepts).view(-1, LENGTH)[:count]
     fresh = bank.fresh.view(-1, LENGTH, LENGTH + 1)[:count]
@@ -95,7 +106,13 @@ def jacobi(bank: NoiseBank, p: Tensor, width: int, guess: str, count: int | None
             later = inside[:, t] & ~stood
             again = choose(acceptance.residual(law, old), residuals[:, t])
             tokens[redrawn, t] = again[redrawn]
-            tokens[later, t] = draw(law, fresh[:, t, k])[later]
+            other = draw(law, fresh[:, t, k])
+            if coupled:
+                stays = ratio.clamp_max(1.0)
+                left = ((fresh[:, t, k] - stays) / (1.0 - stays).clamp_min(1e-12)).clamp(0.0, 1.0 - 1e-12)
+                moved = draw(acceptance.residual(law, old), left)
+                other = torch.where(fresh[:, t, k] < stays, token, moved)
+            tokens[later, t] = other[later]
             source[later, t] = rows[t][later]
             first += judged.long()
             stood &= ~redrawn

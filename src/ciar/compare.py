@@ -8,11 +8,13 @@ knows a strategy: a new one appears in the table by being registered.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ciar.decoding.noise import PictureNoise
@@ -20,14 +22,14 @@ from ciar.decoding.options import default_settings, law_of
 from ciar.decoding.sampling import slack, to_law
 from ciar.decoding.strategy import all_strategies, get_strategy
 from ciar.errors import InputError
-from ciar.evaluation.bootstrap import Estimate, mean_estimate
+from ciar.evaluation.bootstrap import Estimate, mean_estimate, statistic_estimate
 from ciar.intervals.gates import gate_named
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle
 from ciar.pipeline import Pipeline, check_settings
 from ciar.protocol.messages import Settings, option_value
-from ciar.quality import Judge, Judged, Run, judge, text_features
+from ciar.quality import Judge, Judged, Run, change_cells, judge, text_features
 from ciar.training.teacher import guided_logits
 
 #: Settings that a row may change beside the strategy's own options, with their types.
@@ -68,20 +70,50 @@ class Row:
         """Median of a figure of the lone pictures."""
         return statistics.median(figure(ledger) for ledger in self.lone)
 
+    def spread(self, figure: Callable[[Ledger], float]) -> Estimate:
+        """Mean of a figure of the judged pictures, with its interval."""
+        return mean_estimate([figure(ledger) for ledger in self.judged.made.ledgers])
+
+    def speed_up(self, first: Row) -> tuple[float, float, float]:
+        """Median time of ``first`` by one's own: the figure, and its interval over the timed pictures.
+
+        One picture has no interval, and both ends are the figure.
+        """
+        times = [np.array([_total_ms(ledger) for ledger in row.lone]) for row in (first, self)]
+
+        def figure(counts: NDArray[np.float64]) -> float:
+            own = [float(np.median(np.repeat(one, counts.astype(int)))) for one in times]
+            return own[0] / own[1]
+
+        count = len(self.lone)
+        if count < 2:
+            value = figure(np.ones(count))
+            return value, value, value
+        found = statistic_estimate(figure, count)
+        return found.value, found.low, found.high
+
     def to_dict(self, first: Row) -> dict[str, Any]:
-        """Every figure, speed relative to ``first``."""
+        """Every figure, speed relative to ``first``; intervals as [value, low, high]."""
         made = self.judged.made
+        speed_up = self.speed_up(first)
         return self.judged.to_dict() | {
             "exact": self.exact,
-            "speed_up": first.median(_total_ms) / self.median(_total_ms),
+            "speed_up": speed_up[0],
             "total_ms": self.median(_total_ms),
             "accept_length": made.mean(lambda ledger: ledger.accept_length),
+            "intervals": {
+                "speed_up": list(speed_up),
+                "passes_per_token": _three(self.spread(lambda ledger: ledger.cloud_call_share)),
+                "rows_per_token": _three(self.spread(lambda ledger: ledger.token_rows / ledger.tokens)),
+                "uploads": _three(self.spread(lambda ledger: ledger.upload_share)),
+                "accept_length": _three(self.spread(lambda ledger: ledger.accept_length)),
+            },
             "device_steps_per_token": made.mean(lambda ledger: ledger.device_steps / ledger.tokens),
             "round_trips": self.median(lambda ledger: ledger.round_trips),
             "critical_round_trips": self.median(lambda ledger: ledger.critical_round_trips),
             "bytes_up": self.median(lambda ledger: ledger.bytes_up),
             "bytes_down": self.median(lambda ledger: ledger.bytes_down),
-            "slack": [self.slack.value, self.slack.low, self.slack.high],
+            "slack": _three(self.slack),
             "outside": self.outside,
             "same_pictures": self.same,
         }
@@ -129,13 +161,14 @@ def parse_run(text: str) -> Run:
     return Run(text.strip(), settings, threshold, gate.get("score"))
 
 
-def runs_of(text: str, bundle: Bundle | None = None) -> list[Run]:
+def runs_of(text: str, bundle: Bundle | None = None, tuned: Mapping[str, str] | None = None) -> list[Run]:
     """Rows of a list such as ``base ciar slack:allowance=2``; ``all`` stands for every strategy.
 
     Plain AR always comes first: it is what the others are compared to.
 
     Args:
         bundle: where given, ``all`` leaves out the strategies whose drafter it does not hold.
+        tuned: by strategy, the row that stands for its name alone.
 
     Raises:
         InputError: a row cannot be read, or comes twice.
@@ -143,8 +176,8 @@ def runs_of(text: str, bundle: Bundle | None = None) -> list[Run]:
     labels: list[str] = []
     for part in text.split():
         labels += usable(bundle) if part == "all" else [part]
-    runs = [parse_run(label) for label in dict.fromkeys(["base", *labels])]
-    return runs
+    labels = [(tuned or {}).get(label, label) for label in labels]
+    return [parse_run(label) for label in dict.fromkeys(["base", *labels])]
 
 
 def usable(bundle: Bundle | None) -> list[str]:
@@ -224,7 +257,7 @@ def mean_slacks(
     for start in range(0, len(tokens), batch):
         part = tokens[start : start + batch]
         features, mask = text_features(bundle, prompts[start : start + batch])
-        logits = guided_logits(bundle.gpt, features, mask, part, settings.guidance)
+        logits = guided_logits(bundle.model, features, mask, part, settings.guidance)
         for i, (own, row) in enumerate(zip(logits, part, strict=True)):
             number = settings.seed + start + i
             noise = PictureNoise(number, 0, len(row), own.shape[-1], own.device).gumbel(0, len(row))
@@ -245,21 +278,15 @@ def markdown(rows: Sequence[Row]) -> str:
     for row in rows:
         figures = row.to_dict(rows[0])
         judged = row.judged
-        change = ["", ""]
-        if judged.frechet_change is not None and judged.retrieval_change is not None:
-            f, r = judged.frechet_change, judged.retrieval_change
-            change = [
-                f"{f.value:+.1%} [{f.low:+.1%}, {f.high:+.1%}]",
-                f"{r.value:+.1f} [{r.low:+.1f}, {r.high:+.1f}]",
-            ]
+        change = change_cells(judged)
         cells = (
             judged.label,
             "exact" if row.exact else "relaxed",
-            f"{figures['speed_up']:.2f}",
+            _cell(figures["intervals"]["speed_up"]),
             f"{judged.passes:.1%}",
             f"{judged.rows:.2f}",
             f"{judged.uploads:.1%}",
-            f"{figures['accept_length']:.2f}",
+            _cell(figures["intervals"]["accept_length"]),
             f"{figures['round_trips']:.0f}",
             f"{figures['bytes_up']:.0f}",
             f"{figures['bytes_down']:.0f}",
@@ -267,11 +294,20 @@ def markdown(rows: Sequence[Row]) -> str:
             change[0],
             f"{judged.retrieval:.1%}",
             change[1],
-            f"{row.slack.value:.2f}",
+            _cell(figures["slack"]),
             f"{row.same:.0%}",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _three(estimate: Estimate) -> list[float]:
+    return [estimate.value, estimate.low, estimate.high]
+
+
+def _cell(three: Sequence[float]) -> str:
+    value, low, high = three
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _total_ms(ledger: Ledger) -> float:

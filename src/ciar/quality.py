@@ -172,7 +172,7 @@ def make_pictures(
     threshold = run.threshold or defaults.threshold_for(score)
     scoring = scoring_of(bundle, score, threshold.share)
     device = bundle.device_model if strategy.uses_device else None
-    codebook = Codebook(bundle.vq.quantize.unit_codes().detach())
+    codebook = Codebook(bundle.codes)
     pixels: list[np.ndarray] = []
     done: list[BatchPicture] = []
     for start in range(0, len(prompts), batch):
@@ -182,10 +182,10 @@ def make_pictures(
         judged = bundle.total - int(settings[0].prefix_rate * bundle.total)
         gates = [threshold.start(judged) for _ in part]
         if score == "oracle":
-            oracle = Oracle(bundle.gpt, features, mask, settings[0].guidance, law_of(settings[0]))
+            oracle = Oracle(bundle.model, features, mask, settings[0].guidance, law_of(settings[0]))
             scoring = replace(scoring, oracle=oracle)
         pictures = Batch(
-            bundle.gpt if strategy.uses_cloud else None,
+            bundle.model if strategy.uses_cloud else None,
             device,
             features,
             mask,
@@ -196,9 +196,8 @@ def make_pictures(
             codebook,
             eagle=bundle.eagle if strategy.uses_eagle else None,
         ).run()
-        with torch.inference_mode():
-            codes = torch.tensor([picture.tokens for picture in pictures])
-            pixels.append(to_uint8(bundle.vq.decode(codes)).numpy())
+        codes = torch.tensor([picture.tokens for picture in pictures])
+        pixels.append(bundle.pixels(codes).cpu().numpy())
         done += pictures
         if note is not None:
             note(f"{run.label}: {start + len(part)} of {len(prompts)} pictures")
@@ -294,6 +293,17 @@ def judge(
     return out
 
 
+def change_cells(row: Judged) -> tuple[str, str]:
+    """Changes against the first run for a table, with their intervals: Frechet distance, retrieval."""
+    if row.frechet_change is None or row.retrieval_change is None:
+        return "", ""
+    f, r = row.frechet_change, row.retrieval_change
+    return (
+        f"{f.value:+.1%} [{f.low:+.1%}, {f.high:+.1%}]",
+        f"{r.value:+.1f} [{r.low:+.1f}, {r.high:+.1f}] points",
+    )
+
+
 def markdown(judged: Sequence[Judged]) -> str:
     """The frontier as a Markdown table."""
     lines = [
@@ -301,11 +311,7 @@ def markdown(judged: Sequence[Judged]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in judged:
-        frechet = retrieval = ""
-        if row.frechet_change is not None and row.retrieval_change is not None:
-            f, r = row.frechet_change, row.retrieval_change
-            frechet = f"{f.value:+.1%} [{f.low:+.1%}, {f.high:+.1%}]"
-            retrieval = f"{r.value:+.1f} [{r.low:+.1f}, {r.high:+.1f}] points"
+        frechet, retrieval = change_cells(row)
         lines.append(
             f"| {row.label} | {row.uploads:.1%} | {row.passes:.1%} | {row.rows:.2f} | {row.frechet:.4f} | "
             f"{frechet} | {row.retrieval:.1%} | {retrieval} |"
@@ -313,8 +319,13 @@ def markdown(judged: Sequence[Judged]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def evaluation_prompts(data: Path, count: int, text: StaticTextEncoder) -> tuple[list[str], list[str]]:
+def evaluation_prompts(
+    data: Path, count: int, text: StaticTextEncoder, *, calibration: bool = False
+) -> tuple[list[str], list[str]]:
     """Prompts that pictures are judged on: captions of training pictures, none used for calibration.
+
+    Args:
+        calibration: those that calibration holds back instead, for whatever is chosen before it is judged.
 
     Returns:
         ``count`` prompts and the name of each one's thing; they repeat when the data set is smaller.
@@ -330,7 +341,7 @@ def evaluation_prompts(data: Path, count: int, text: StaticTextEncoder) -> tuple
     train = indices_of(icons, "train")
     calibrated = calibration_split(CaptionBank(icons, text), train, CALIBRATION_PICTURES)
     held_back = {without_tone(icons[i].name) for i in calibrated}
-    usable = [i for i in train.tolist() if without_tone(icons[i].name) not in held_back]
+    usable = [i for i in train.tolist() if (without_tone(icons[i].name) in held_back) == calibration]
     if not usable:
         raise DataError(
             f"{data} has no training picture whose name calibration leaves. Use a larger data set."

@@ -21,6 +21,8 @@ from ciar.models.bundle import Bundle
 from ciar.models.device import DeviceConfig, DeviceModel
 from ciar.models.gpt import GPT, GPTConfig
 from ciar.models.inference import InferenceGPT
+from ciar.models.llamagen import LlamaGen
+from ciar.models.text import rows_of
 from ciar.pipeline import Pipeline
 from ciar.protocol.messages import Settings
 from ciar.training.teacher import guided_logits
@@ -97,7 +99,7 @@ def test_ragged_blocks_equal_single_ones(tiny_bundle: Bundle) -> None:
     features, mask = texts(tiny_bundle, PROMPTS)
     tokens = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        trunk = RaggedTrunk(tiny_bundle.gpt, features, mask)
+        trunk = RaggedTrunk(LlamaGen(tiny_bundle.gpt), rows_of(features, mask))
         every = torch.arange(3)
         trunk.feed(every, torch.zeros(3, dtype=torch.long), model.embed_tokens(tokens[:, :8]))
         rows, starts, widths = torch.tensor([0, 2]), torch.tensor([2, 7]), [6, 3]

@@ -8,17 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 from drive import device_session, opening, picture_of
+from tiny import TINY_GPT
 
 import ciar.decoding.eagle as eagle_module
 from ciar.cloud.engine import CloudEngine, Slot
 from ciar.cloud.sessions import Cloud
 from ciar.cloud.trees import answer_tree, attach_eagle
+from ciar.decoding.batch import Batch
+from ciar.decoding.feature_rows import row_bytes
 from ciar.decoding.sampling import guide
 from ciar.decoding.strategy import GrowTree, KeepPath, Pass, TreePass, get_strategy
-from ciar.errors import CheckpointError, InputError
+from ciar.errors import CheckpointError, InputError, ProtocolError
+from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Bundle, load_bundle
 from ciar.models.cache import KVCache
-from ciar.protocol.messages import Settings
+from ciar.protocol.messages import Draft, Settings
+from ciar.transport.faulty import Fault, FaultyTransport
 from ciar.transport.inprocess import InProcessTransport
 
 SCALE = 3.0
@@ -149,6 +154,90 @@ def test_eagle2_is_base_in_fewer_passes(tiny_bundle: Bundle, tiny_cloud: Cloud, 
         assert made.tokens == base
         fewer += session._slot.passes - made.ledger.cloud_passes
     assert fewer > 0
+
+
+@pytest.mark.parametrize("name", ["eagle1-static", "eagle2"])
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+@pytest.mark.parametrize(("guidance", "negative"), [(1.0, ""), (3.0, ""), (3.0, "sun dog red car")])
+def test_split_gives_the_pictures_of_colocated(
+    tiny_bundle: Bundle, tiny_cloud: Cloud, name: str, kind: str, guidance: float, negative: str
+) -> None:
+    """The same tokens in the same passes; what else there is to pay travels and is counted."""
+    wire = InProcessTransport(tiny_cloud)
+    made = []
+    for place in ("colocated", "split"):
+        options = (("placement", place), ("features", kind))
+        message = opening("a red cat", name, negative, seed=5, guidance=guidance, options=options)
+        made.append(device_session(tiny_bundle, wire, message).run())
+    here, there = made
+    assert here.tokens == there.tokens
+    assert here.ledger.cloud_passes == there.ledger.cloud_passes
+    assert here.ledger.token_rows == there.ledger.token_rows
+    assert here.ledger.device_steps == 0 < there.ledger.device_steps
+    # Down come features of the text and of all known tokens before the last round, both rows; a round trip
+    # is a tree, and one more opens the session.
+    rows, text = (1 if guidance == 1.0 else 2), 4 if negative else 3
+    per = rows * row_bytes(kind, TINY_GPT.dim)
+    extra = there.ledger.bytes_down - here.ledger.bytes_down
+    assert (text + 1) * per < extra < (text + 16) * per + 40 * there.ledger.round_trips
+    assert there.ledger.round_trips == there.ledger.cloud_passes + 1
+    assert there.ledger.bytes_up > here.ledger.bytes_up
+
+
+def test_features_that_fill_several_frames(
+    tiny_bundle: Bundle, tiny_cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle_module, "MOST_TOLD_BYTES", 2 * 2 * 2 * TINY_GPT.dim)  # two elements
+    wire = InProcessTransport(tiny_cloud)
+    message = opening("a red cat", "eagle2", seed=5, options=(("placement", "split"),))
+    base = picture_of(tiny_cloud, opening("a red cat", "base", seed=5))[0]
+    assert device_session(tiny_bundle, wire, message).run().tokens == base
+    session = device_session(tiny_bundle, wire, message)
+    session.run_state.tokens[:], session.run_state.decided[:] = base[:7], ["prefix"] * 7
+    assert session.run().tokens == base  # taken up again: all features come anew
+
+
+def test_a_lost_connection_costs_a_split_picture_nothing_but_features(
+    tiny_bundle: Bundle, tiny_cloud: Cloud
+) -> None:
+    base = picture_of(tiny_cloud, opening("a red cat", "base", seed=5))[0]
+    message = opening("a red cat", "eagle2", seed=5, options=(("placement", "split"),))
+    for frame in (1, 2, 3):
+        wire = FaultyTransport(InProcessTransport(tiny_cloud), [Fault("down", frame, "close")])
+        assert device_session(tiny_bundle, wire, message).run().tokens == base
+        assert len(wire.struck) == 1
+
+
+def test_a_batch_splits_as_well(tiny_bundle: Bundle) -> None:
+    text = tiny_bundle.text.encode("a red cat")
+    found = []
+    for place in ("colocated", "split"):
+        settings = Settings("eagle1-static", seed=3, options=(("placement", place),))
+        pictures = Batch(
+            tiny_bundle.gpt,
+            None,
+            text.features[None],
+            text.mask[None],
+            [settings],
+            get_strategy("eagle1-static"),
+            [ThresholdConfig("fixed", value=0.9).start(16)],
+            eagle=tiny_bundle.eagle,
+        ).run()
+        found.append(pictures[0])
+    assert found[0].tokens == found[1].tokens
+    assert found[0].ledger.device_steps == 0 < found[1].ledger.device_steps
+
+
+def test_drafts_that_a_session_does_not_take(tiny_cloud: Cloud) -> None:
+    split = tiny_cloud.open(opening("a red cat", "eagle2", options=(("placement", "split"),)))
+    list(split.handle(Draft(0, 0, want=1)))
+    with pytest.raises(ProtocolError, match="none where one is"):
+        list(split.handle(Draft(1, 1, (3,), (False,))))
+    with pytest.raises(ProtocolError, match="drafted tree may have"):
+        list(split.handle(Draft(1, 1, (3,) * 16, (False,) * 16, parents=tuple(range(-1, 15)))))
+    together = tiny_cloud.open(opening("a red cat", "eagle2"))
+    with pytest.raises(ProtocolError, match="tree where none is due"):
+        list(together.handle(Draft(0, 0, (3,), (False,), parents=(-1,))))
 
 
 def test_a_backbone_without_a_drafter_says_so(tiny_folder: Path, tmp_path: Path) -> None:

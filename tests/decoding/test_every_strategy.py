@@ -22,7 +22,7 @@ PROMPT = "a smiling cat"
 EVERY = [pytest.param(strategy, id=strategy.name) for strategy in all_strategies()]
 CLOUDED = [pytest.param(strategy, id=strategy.name) for strategy in all_strategies() if strategy.uses_cloud]
 #: Strategies whose pictures are those of base, not their law alone.
-SAME_AS_BASE = {"eagle2", "lossless", "scd", "ciar-stream"}
+SAME_AS_BASE = {"adt-tree", "eagle2", "lossless", "scd", "ciar-stream"}
 
 
 @pytest.mark.parametrize("strategy", EVERY)

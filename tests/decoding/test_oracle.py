@@ -59,7 +59,7 @@ def test_distances_after_any_history(scale: float) -> None:
         rows = torch.tensor(pictures)
         known = sequence[rows, :length]
         with torch.inference_mode():
-            hidden = DEVICE.trunk.train_hidden(features[rows], mask[rows], known)[:, -1]
+            hidden = DEVICE.train_hidden(features[rows], mask[rows], known)[:, -1]
             centre = DEVICE.head.centre_logits(hidden)
             # One token more, of which the last law is not read.
             cloud = guided_logits(CLOUD, features[rows], mask[rows], sequence[rows, : length + 1], scale)[

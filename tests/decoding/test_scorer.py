@@ -43,7 +43,7 @@ def states_of(tokens: list[list[int]]) -> Tensor:
     text = tiny_text().encode("a red cat")
     features, mask = (x.expand(len(tokens), *x.shape) for x in (text.features, text.mask))
     with torch.inference_mode():
-        return DEVICE.trunk.train_hidden(
+        return DEVICE.train_hidden(
             features, mask, torch.tensor(tokens, dtype=torch.long).reshape(len(tokens), -1)
         )
 

@@ -49,6 +49,7 @@ from vector_law import RuleTable, chain, first_token_law, jacobi, laws
 
 import ciar.decoding.acceptance as acceptance
 import ciar.decoding.jacobi as jacobi_module
+import ciar.decoding.strategies.sled as sled_module
 import ciar.decoding.strategies.speculative as speculative_module
 import ciar.decoding.verify as verify
 from ciar.decoding.acceptance import Annealed, Grouped, Neighbourhood, Rule, Speculative, judged
@@ -89,6 +90,51 @@ def test_sjd_is_exact(pair: str, width: int, guess: str) -> None:
     np.testing.assert_array_equal(driven(settings, p, 100), tokens[:100])
 
 
+@pytest.mark.parametrize("pair", ["plain, plain", "all three, top-p", "entropy, plain"])
+@pytest.mark.parametrize(("width", "guess"), [(1, "left"), (2, "random"), (3, "above"), (4, "left")])
+def test_mc_sjd_is_exact(pair: str, width: int, guess: str) -> None:
+    target, _ = PAIRS[pair]
+    p = laws(CLOUD, target)
+    tokens = jacobi(bank(), p, width, guess, coupled=True)
+    assert law_p_value(tokens, CLOUD.joint(target)) > FITS
+    settings = settings_of("mc-sjd", target, width, guess=guess)
+    np.testing.assert_array_equal(driven(settings, p, 100), tokens[:100])
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("window", "confidence"), [(2, 0.3), (3, 0.1), (4, 0.5)])
+def test_sled_is_exact(pair: str, window: int, confidence: float) -> None:
+    """Whether a position is drafted depends on judged tokens alone."""
+    target, other = PAIRS[pair]
+    p, q = laws(CLOUD, target), laws(DEVICES["sometimes"], other)
+    table = RuleTable(Speculative(), p, q)
+    tokens = chain(bank(), table, window, confidence=confidence)
+    assert law_p_value(tokens, CLOUD.joint(target)) > FITS
+    settings = settings_of("sled", target, window, confidence=confidence)
+    np.testing.assert_array_equal(driven(settings, q, 100), tokens[:100])
+    if pair == "plain, plain":
+        assert (tokens != chain(bank(), table, window)).any()  # the confidence changes what is drafted
+
+
+def test_recoupled_tokens_have_the_new_law_and_stay_as_often_as_can_be() -> None:
+    """P(stays) is sum(min(p, q)), one less the distance of the laws."""
+    p, q = P[0], Q[0]
+    n = 200_000
+    generator = torch.Generator().manual_seed(0)
+    old = torch.multinomial(q.exp(), n, replacement=True, generator=generator)
+    chance = torch.rand(n, generator=generator, dtype=torch.float64)
+    fresh = jacobi_module.recoupled(p.expand(n, -1), q.expand(n, -1), old, chance)
+    counts = np.bincount(fresh.numpy(), minlength=CODES)
+    assert merged_p(counts.astype(float), n * p.double().exp().numpy()) > FITS
+    assert float((fresh == old).double().mean()) == pytest.approx(
+        float(torch.minimum(p, q).exp().sum()), abs=0.005
+    )
+    sure = one_hot(3, CODES)
+    assert (
+        jacobi_module.recoupled(p.expand(9, -1), sure.expand(9, -1), old[:9] * 0 + 3, chance[:9]) < CODES
+    ).all()
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("guess", ["left", "above", "random"])
@@ -103,7 +149,7 @@ def test_a_greedy_cloud_gives_one_picture() -> None:
     greedy = SamplingLaw(temperature=0.0)
     q = laws(DEVICES["sometimes"], PLAIN)
     best = driven(settings_of("base", greedy), q, 1)[0]
-    for name in ("speculative", "dssd", "picospec", "sjd", "scd", "lossless", "cool-sd"):
+    for name in ("speculative", "sled", "dssd", "picospec", "sjd", "mc-sjd", "scd", "lossless", "cool-sd"):
         assert (driven(settings_of(name, greedy), q, 20) == best).all()
 
 
@@ -310,6 +356,31 @@ def test_without_a_fault_the_checks_pass() -> None:
     assert not window_misfit()
     assert not chain_misfit()
     assert not sjd_misfit()
+
+
+def test_fault_unsure_tokens_are_made_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unsure token at a draft's end gives way to the likeliest, and is judged as if it had been drawn."""
+    settings = settings_of("sled", PLAIN, 4, confidence=0.2)
+    q = laws(DEVICES["sometimes"], PLAIN)
+    assert law_p_value(driven(settings, q, 800), CLOUD.joint(PLAIN)) > MISFITS
+    plain = sled_module.draft_while_sure
+
+    def likely(run: Any, most: int, least: float) -> Any:
+        yield from plain(run, most, least)
+        row = q[row_of(run.tokens[:-1])]
+        if float(row[run.tokens[-1]]) < least:
+            run.tokens[-1] = int(row.argmax())
+
+    monkeypatch.setattr(sled_module, "draft_while_sure", likely)
+    assert law_p_value(driven(settings, q, 800), CLOUD.joint(PLAIN)) < MISFITS
+
+
+def test_fault_coupling_that_keeps_every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts stay whatever their new law says, and are told as if drawn from it."""
+    tokens_of = settings_of("mc-sjd", ALL_THREE)
+    assert law_p_value(driven(tokens_of, Q, 800), CLOUD.joint(ALL_THREE)) > MISFITS
+    monkeypatch.setattr(jacobi_module, "recoupled", lambda p, q, tokens, chance: tokens)
+    assert law_p_value(driven(tokens_of, Q, 800), CLOUD.joint(ALL_THREE)) < MISFITS
 
 
 @pytest.mark.parametrize("kind", WRONG_RESIDUALS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -25,10 +26,15 @@ from table_cloud import CODES, LENGTH, BankNoise, TableSession, drawing_from, la
 from vector_law import laws, static_tree
 
 import ciar.decoding.acceptance as acceptance
+import ciar.decoding.strategies.adt as adt_module
+import ciar.decoding.strategies.eagle as eagle_module
 import ciar.decoding.trees as trees
 from ciar.decoding.sampling import SamplingLaw
-from ciar.decoding.strategy import CloudRun, GrowTree, KeepPath, TreePass
-from ciar.decoding.trees import Tree, ancestry, best_tree, depths_of, draw_distinct, drawn_tree
+from ciar.decoding.strategies.adt import Shape, adapted
+from ciar.decoding.strategy import CloudRun, GrowTree, KeepPath, TreePass, get_strategy
+from ciar.decoding.trees import Tree, ancestry, best_tree, check_tree, depths_of, draw_distinct, drawn_tree
+from ciar.errors import ProtocolError
+from ciar.protocol.messages import Draft, Patch
 
 GREEDY = SamplingLaw(temperature=0.0)
 SOMETIMES = DEVICES["sometimes"].logits
@@ -131,8 +137,10 @@ def test_eagle1_is_exact(pair: str, device: str) -> None:
     for branch, depth in ((1, 3), (2, 1), (5, 2), (4, 3)) if many else ((3, 3),):
         tokens = static_tree(bank(), laws(CLOUD, target), q, branch, depth)
         assert law_p_value(tokens, CLOUD.joint(target)) > FITS
-        found = driven(settings_of("eagle1-static", target, branch=branch, depth=depth), own, 60)
-        np.testing.assert_array_equal(found, tokens[:60])
+        for place in ("colocated", "split"):
+            options = {"branch": branch, "depth": depth, "placement": place}
+            found = driven(settings_of("eagle1-static", target, **options), own, 60)
+            np.testing.assert_array_equal(found, tokens[:60])
 
 
 @pytest.mark.parametrize("pair", ["plain, plain", "all three, top-p", "entropy, plain", "plain, greedy"])
@@ -140,9 +148,61 @@ def test_eagle1_is_exact(pair: str, device: str) -> None:
 def test_eagle2_gives_the_pictures_of_base(pair: str, device: str) -> None:
     target, other = PAIRS[pair]
     base = driven(settings_of("base", target), SOMETIMES, 30)
-    for nodes, branch, depth in ((59, 8, 3), (4, 2, 2)):
-        settings = settings_of("eagle2", target, nodes=nodes, branch=branch, depth=depth)
+    for nodes, branch, depth, place in ((59, 8, 3, "split"), (4, 2, 2, "colocated"), (4, 2, 2, "split")):
+        settings = settings_of("eagle2", target, nodes=nodes, branch=branch, depth=depth, placement=place)
         np.testing.assert_array_equal(driven(settings, laws(DEVICES[device], other), 30), base)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_adt_tree_gives_the_pictures_of_base(device: str) -> None:
+    base = driven(settings_of("base", ALL_THREE), SOMETIMES, 30)
+    settings = settings_of("adt-tree", ALL_THREE, nodes=12, branch=4, depth=3)
+    np.testing.assert_array_equal(driven(settings, laws(DEVICES[device], PLAIN), 30), base)
+
+
+def test_shapes_of_trees_go_half_the_way() -> None:
+    limits = Shape(8, 10)
+    assert adapted(Shape(4, 5), 4, True, limits) == Shape(6, 3)
+    assert adapted(Shape(4, 5), 0, False, limits) == Shape(2, 8)
+    assert adapted(Shape(4, 5), 2, False, limits) == Shape(3, 8)
+    deep = wide = Shape(4, 5)
+    for _ in range(6):
+        deep, wide = adapted(deep, deep.depth, True, limits), adapted(wide, 0, False, limits)
+    assert (deep, wide) == (Shape(8, 1), Shape(1, 10))
+
+
+def test_a_tree_takes_its_shape_from_the_one_beside() -> None:
+    """Rows of four tokens: the drafter is always right, so trees grow deeper; a row begins anew."""
+    asked: list[tuple[int, int]] = []
+    plain = trees.best_tree
+
+    def noting(run: CloudRun, nodes: int, branch: int, depth: int) -> Any:
+        asked.append((depth, branch))
+        return plain(run, nodes, branch, depth)
+
+    run = run_at(1)
+    run.total, run.fed = 16, 0
+    half = get_strategy("adt-tree").cloud(
+        CloudRun(
+            settings_of("adt-tree", GREEDY, depth=4, branch=8), GREEDY, 16, CODES, run.noise, [0], fed=0
+        ),
+        Draft(0, 1, want=15),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adt_module, "best_tree", noting)
+        reply: Any = None
+        with contextlib.suppress(StopIteration):
+            while True:
+                op = half.send(reply)
+                reply = None
+                if isinstance(op, GrowTree):
+                    reply = torch.eye(CODES)[[0] * max(1, len(op.ids))] * 9
+                elif isinstance(op, TreePass):
+                    reply = torch.eye(CODES)[[0] * (1 + len(op.nodes))] * 9
+    # 1 + 3 tokens to the row's end, then rows that begin at depth 2; the widths are 4 where they begin.
+    assert asked[0] == (2, 4)
+    assert asked[1] == (2, 4)  # position 4 begins a row
+    assert (3, 2) in asked
 
 
 @pytest.mark.parametrize("name", ["eagle1-static", "eagle2"])
@@ -157,6 +217,50 @@ def test_a_drafter_that_is_right_moves_on_by_its_depth_and_one(name: str, depth:
     assert len(session.passes) == -(-(LENGTH - 1) // (depth + 1))
     assert device.decided == ["prefix"] * LENGTH
     assert session.run.fed >= LENGTH - 1
+
+
+@pytest.mark.parametrize("name", ["eagle1-static", "eagle2"])
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_what_a_split_tree_says_of_itself(name: str, kind: str) -> None:
+    """Every drafted token stands, is replaced or discarded; features come once, as asked for."""
+    drafted: list[int] = []
+    for i in range(40):
+        settings = settings_of(name, placement="split", features=kind, branch=3, depth=2)
+        sent: list[int] = []
+
+        class Counting(TableSession):
+            def answer(self, draft: Draft, sent: list[int] = sent) -> list[Patch]:
+                sent.append(len(draft.ids))
+                return super().answer(draft)
+
+        device, session = make_picture(
+            CLOUD,
+            settings,
+            BankNoise(bank(), i),
+            drawing_from(SOMETIMES),
+            device_laws=SOMETIMES,
+            session_type=Counting,
+        )
+        assert device.tokens == session.run.tokens
+        assert device.decided == session.run.decided
+        assert device.decided[0] == "prefix"
+        judged = sum(one in ("accepted", "replaced") for one in device.decided)
+        assert sum(sent) == judged + device.discarded
+        # Never told: what the cloud has seen of the last round, since nobody drafts behind it.
+        assert [told for told, _ in session.told] == [kind] * len(session.told)
+        assert 1 <= len(session.told) < LENGTH
+        drafted += [one == "accepted" for one in device.decided]
+    assert any(drafted)
+
+
+def test_a_tree_over_a_wire_is_checked() -> None:
+    def tree(*parents: int) -> Draft:
+        return Draft(0, 0, (1,) * len(parents), (False,) * len(parents), parents=parents)
+
+    check_tree(tree(-1, 0, 1), 3)
+    for draft, room in ((tree(-1, 0, 1), 2), (tree(*[-1] * 1025), 4)):
+        with pytest.raises(ProtocolError, match="drafted tree may have"):
+            check_tree(draft, room)
 
 
 # --- planted faults -------------------------------------------------------------------------------
@@ -224,6 +328,21 @@ class Crossed(TableSession):
 def test_fault_cells_and_masks(session: type[TableSession]) -> None:
     assert eagle2_differs(session_type=session)
     assert eagle1_misfit(session_type=session)
+
+
+def test_fault_laws_of_a_tree_from_other_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split: the cloud judges siblings by the law of another node than they were drawn behind."""
+    plain = eagle_module.laws_of_drawn
+
+    def mixed(run: CloudRun, tree: Tree) -> Any:
+        done = yield from plain(run, tree)
+        done.laws = {node: done.laws[min(0, node)] for node in done.laws}
+        return done
+
+    settings = settings_of("eagle1-static", PLAIN, branch=3, depth=3, placement="split")
+    fits = law_p_value(driven(settings, SOMETIMES, 500), CLOUD.joint(PLAIN))
+    monkeypatch.setattr(eagle_module, "laws_of_drawn", mixed)
+    assert law_p_value(driven(settings, SOMETIMES, 500), CLOUD.joint(PLAIN)) < MISFITS < fits
 
 
 def test_fault_a_path_told_one_node_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from ciar.errors import InputError
 from ciar.intervals.calibration import (
     auroc,
     bootstrap,
+    conformal_allowance,
     conformal_threshold,
     kept_mean,
     quantile_threshold,
@@ -100,6 +101,34 @@ def test_conformal_at_its_ends() -> None:
     assert conformal_threshold(scores, losses, 0.05) == -math.inf  # (9 * 0 + 1) / 10 is 0.1 already
     assert conformal_threshold(scores, losses, 0.2) == 0.9  # .1 for the first token of each, (.9 + 1) / 10
     assert conformal_threshold(scores, losses, 0.15) == 0.1
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3])
+def test_a_calibrated_allowance_keeps_its_promise_on_new_pictures(epsilon: float) -> None:
+    """Pictures are harder or easier as a whole; a tenth of the guesses are the cloud's choice."""
+    rng = np.random.default_rng(2)
+
+    def draw(images: int) -> np.ndarray:
+        scale = rng.gamma(2.0, 1.0, (images, 1)) + 0.1
+        return np.where(rng.random((images, 32)) < 0.1, 0.0, scale * rng.exponential(1.0, (images, 32)))
+
+    shares = np.empty(400)
+    for i in range(400):
+        allowance = conformal_allowance(list(draw(40)), epsilon)
+        slacks = draw(40)
+        shares[i] = ((slacks > 0) & (slacks <= allowance)).mean()
+    error = 3 * shares.std() / 20
+    assert epsilon - 2.0 / 41 - error <= shares.mean() <= epsilon + error
+
+
+def test_a_calibrated_allowance_at_its_ends() -> None:
+    slacks = [[0.0, 0.5, 2.0, math.inf]] * 9
+    assert conformal_allowance(slacks, 0.05) == 0.0  # too few pictures to promise anything but lossless
+    assert 0.5 <= conformal_allowance(slacks, 0.5) < 2.0  # (9 / 4 + 1) / 10 is 0.325; with 2.0 it is 0.55
+    assert conformal_allowance(slacks, 1.0) == math.inf
+    for images, message in (([], "at least one picture"), ([[-1.0]], "below 0"), ([[math.nan]], "NaN")):
+        with pytest.raises(InputError, match=message):
+            conformal_allowance(images, 0.5)
 
 
 def test_conformal_weighs_pictures_alike_whatever_their_length() -> None:

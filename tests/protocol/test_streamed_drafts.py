@@ -26,7 +26,7 @@ def test_without_them_a_frame_is_that_of_older_versions() -> None:
     assert len(msgpack.unpackb(encode(PLAIN))) == 7
     long = msgpack.unpackb(encode(replace(PLAIN, until=7)))
     assert msgpack.unpackb(encode(PLAIN)) == long[:7]
-    for wrong in (long[:9], [*long, 0]):
+    for wrong in (long[:9], [*long, 0, 0]):
         with pytest.raises(ProtocolError, match="fields, got"):
             decode(msgpack.packb(wrong))
 

@@ -61,7 +61,8 @@ COMMAND = Command(
     help="list the ways to make a picture",
     add_arguments=add_arguments,
     run=run,
-    description='The strategies that "ciar generate --strategy" takes. Where the law is the cloud\'s, the\n'
+    description='The strategies that "ciar generate --strategy" takes, beside "auto", which lets the\n'
+    "planner choose among some of them (docs/planner.md). Where the law is the cloud's, the\n"
     "pictures are distributed exactly as the cloud model alone would draw them. --gates lists the\n"
     'scores that "ciar generate --score" takes: each is the gate of the strategy ciar.',
 )

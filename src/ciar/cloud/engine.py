@@ -22,9 +22,8 @@ from ciar.decoding.rows import scattered_mask
 from ciar.decoding.sampling import guide
 from ciar.decoding.strategy import Pass, Scatter
 from ciar.models.cache import KVCache
-from ciar.models.device import DeviceModel
+from ciar.models.device import DeviceModel, DeviceTrunk
 from ciar.models.families import for_decoding
-from ciar.models.inference import InferenceGPT
 from ciar.models.text import TextFeatures
 
 
@@ -67,7 +66,7 @@ class CloudEngine:
     def __init__(self, model: nn.Module, device_model: DeviceModel | None = None) -> None:
         self.model = for_decoding(model)
         self.device_model = device_model
-        self.device_trunk = None if device_model is None else InferenceGPT(device_model.trunk)
+        self.device_trunk = None if device_model is None else DeviceTrunk(device_model)
         self._lock = threading.Lock()
 
     def open(
@@ -91,7 +90,7 @@ class CloudEngine:
 
     def _prefill(self, text: TextFeatures, negative: TextFeatures | None, guidance: float) -> Slot:
         model = self.model
-        prompt = model.read(text, negative, guidance != 1.0)
+        prompt = model.read([text], None if negative is None else [negative], guidance != 1.0)
         rows, valid, _ = prompt.x.shape
         attention = None if prompt.mask is None else self._mask(prompt.mask, valid, valid)
         hidden = model.forward(prompt.x, model.config.text_len - valid, prompt.cache, attention)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ciar.cloud.engine import CloudEngine, Slot
-from ciar.cloud.trees import answer_tree, attach_eagle
+from ciar.cloud.trees import TreeReply, answer_tree, attach_eagle
 from ciar.decoding.codebook import Codebook
 from ciar.decoding.drafter import Drafter
 from ciar.decoding.features import feature_bytes, unpack_feature
@@ -29,6 +29,7 @@ from ciar.decoding.strategy import (
     TreeOp,
     get_strategy,
 )
+from ciar.decoding.trees import check_tree
 from ciar.errors import CheckpointError, InputError, ProtocolError
 from ciar.ledger import DECIDERS
 from ciar.models.bundle import Bundle, load_bundle
@@ -95,7 +96,7 @@ class Cloud:
         eagle = self.bundle.eagle if strategy.uses_eagle else None
         slot = self.engine.open(text, negative, settings.guidance, text)
         if eagle is not None:
-            attach_eagle(self.engine, slot, eagle, self.bundle.gpt)
+            attach_eagle(self.engine, slot, eagle, self.bundle.gpt, strategy.features_kind(settings))
         noise = PictureNoise(settings.seed, settings.image, total, vocab, self.bundle.device)
         run = CloudRun(settings, law, total, vocab, noise, list(message.history))
         run.decided = [DECIDERS[i] for i in deciders]
@@ -160,7 +161,7 @@ class CloudSession:
         self._last = []
         run = self._run
         half = self._strategy.cloud(run, draft)
-        reply: Tensor | Codebook | list[Draft] | None = None
+        reply: TreeReply | Codebook | list[Draft] = None
         while True:
             if self._slot.closed:  # the device has gone: nobody waits for what a long answer computes
                 return
@@ -220,6 +221,11 @@ class CloudSession:
         if any(not 0 <= i < run.vocab_size for i in draft.ids):
             raise ProtocolError(f"A drafted id is not below {run.vocab_size}.")
         room = run.total - known
+        if bool(draft.parents) != (bool(draft.ids) and self._strategy.drafts_trees(run.settings)):
+            raise ProtocolError("The draft is a tree where none is due, or none where one is.")
+        if draft.parents:
+            check_tree(draft, room)
+            return
         if not 0 < len(draft.ids) + draft.want <= room or (draft.ids and draft.want):
             raise ProtocolError(f"A draft holds ids or asks for tokens, 1 to {room} of them here.")
         self._check_features(draft)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from ciar.decoding.options import Option, OptionValues, read_options
+from ciar.decoding.options import Option, OptionValues, law_of, read_options
 from ciar.decoding.sampling import SamplingLaw
 from ciar.errors import InputError, ProtocolError
 from ciar.ledger import DECIDERS, Decider
@@ -103,6 +103,37 @@ class Redraw:
 
 
 @dataclass(frozen=True)
+class TakeFeatures:
+    """Give the device's EAGLE drafter further features of the cloud. Nothing comes back.
+
+    Attributes:
+        data: as a :class:`TellFeatures` was answered; what was given before it goes on from.
+        kind: their format, see ``decoding.feature_rows``.
+    """
+
+    data: bytes
+    kind: str
+
+
+@dataclass(frozen=True)
+class GrowTree:
+    """Ask the EAGLE drafter for the laws behind the known tokens, or behind further nodes of a tree there.
+
+    Either half may ask: it is answered by the drafter on its own side. Without ids a new tree begins: the
+    drafter reads the cloud's features of the known tokens, and the reply is its guided logits of the next
+    token, float32 [1, vocab]. With ids these nodes are fed, and the reply is the logits behind each,
+    float32 [n, vocab].
+
+    Attributes:
+        ids: tokens of the nodes.
+        parents: for each the number of its parent among the nodes fed so far, -1 being the last known token.
+    """
+
+    ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Send:
     """Send a message to the cloud. Nothing comes back."""
 
@@ -129,7 +160,7 @@ class Commit:
     done: int
 
 
-DeviceOp = Propose | Redraw | Send | Receive | Commit
+DeviceOp = Propose | Redraw | GrowTree | TakeFeatures | Send | Receive | Commit
 DeviceHalf = Generator[DeviceOp, Any, None]
 
 
@@ -165,6 +196,7 @@ class DeviceRun:
         step: number of the next draft.
         discarded: drafted tokens thrown away before anyone judged them.
         pace: how fast device, cloud and network are.
+        noise: the picture's noise, for halves that draw more than proposals; None where none does.
     """
 
     settings: Settings
@@ -175,6 +207,12 @@ class DeviceRun:
     step: int = 0
     discarded: int = 0
     pace: Pace = field(default_factory=Pace)
+    noise: Noise | None = None
+
+    @property
+    def law(self) -> SamplingLaw:
+        """The sampling law of the picture, the same as the cloud's."""
+        return law_of(self.settings)
 
     def apply(self, patch: Patch) -> None:
         """Puts the cloud's tokens, and who decided them, in place of everything from its start on.
@@ -281,23 +319,6 @@ class Drain:
 
 
 @dataclass(frozen=True)
-class GrowTree:
-    """Ask the EAGLE drafter for the laws behind the known tokens, or behind further nodes of a tree there.
-
-    Without ids a new tree begins: the drafter reads what the cloud has seen of ``CloudRun.tokens``, and
-    the reply is its guided logits of the next token, float32 [1, vocab]. With ids these nodes are fed, and
-    the reply is the logits behind each, float32 [n, vocab].
-
-    Attributes:
-        ids: tokens of the nodes.
-        parents: for each the number of its parent among the nodes fed so far, -1 being the last known token.
-    """
-
-    ids: tuple[int, ...] = ()
-    parents: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class TreePass:
     """Ask for one forward of the cloud model over known tokens and a tree of guesses behind them.
 
@@ -329,7 +350,23 @@ class KeepPath:
     nodes: tuple[int, ...]
 
 
-TreeOp = GrowTree | TreePass | KeepPath
+@dataclass(frozen=True)
+class TellFeatures:
+    """Ask for the cloud's features as they travel to a drafter on the device.
+
+    The reply is how many there are, and their bytes: those of the text's elements and then of the known
+    tokens that the cloud has read, as many as one frame can hold; 0 where there are no further ones.
+
+    Attributes:
+        first: how many were told before.
+        kind: their format, see ``decoding.feature_rows``.
+    """
+
+    first: int
+    kind: str
+
+
+TreeOp = GrowTree | TreePass | KeepPath | TellFeatures
 CloudOp = Pass | Scatter | DeviceLaw | AskCodebook | Drain | TreeOp | Patch
 CloudHalf = Generator[CloudOp, Any, None]
 
@@ -379,6 +416,8 @@ class Strategy(ABC):
         drift: for one that is not exact, how far a token's law can be from the cloud's.
         training: what has to be trained for it.
         options: settings of its own, given in ``Settings.options``.
+        grid: settings that tuning tries beside the defaults, each as ``ciar compare`` reads them behind the
+            name: ``window=8,allowance=2``.
         uses_device: whether it needs a device model.
         uses_cloud: whether it needs a cloud.
         injects: whether interval features may be added to the embeddings of accepted tokens.
@@ -393,6 +432,7 @@ class Strategy(ABC):
     drift: ClassVar[str] = ""
     training: ClassVar[str] = "device model"
     options: ClassVar[tuple[Option, ...]] = ()
+    grid: ClassVar[tuple[str, ...]] = ()
     uses_device: ClassVar[bool] = True
     uses_cloud: ClassVar[bool] = True
     injects: ClassVar[bool] = False
@@ -406,6 +446,14 @@ class Strategy(ABC):
             InputError: an option is unknown or out of its range.
         """
         return read_options(self.name, self.options, settings.options)
+
+    def drafts_trees(self, settings: Settings) -> bool:
+        """Whether the EAGLE drafter runs on the device, which then needs the cloud's features."""
+        return False
+
+    def features_kind(self, settings: Settings) -> str:
+        """In which format of ``decoding.feature_rows`` an EAGLE drafter reads the cloud's features."""
+        return "float32"
 
     def device(self, run: DeviceRun) -> DeviceHalf:
         """The device half of one picture."""

@@ -19,6 +19,7 @@ from ciar.decoding.strategy import (
     Commit,
     DeviceHalf,
     Drain,
+    GrowTree,
     Pace,
     Pass,
     Propose,
@@ -38,7 +39,7 @@ class Link:
     The default is a cloud that answers at once: every draft is answered before the device goes on.
 
     Attributes:
-        step_ms: one proposal of the device.
+        step_ms: one proposal of the device, or one token of a tree that it drafts.
         pass_ms: one pass of the cloud, beside its rows.
         row_ms: each position that a pass processes.
         round_trip_ms: there and back.
@@ -116,6 +117,11 @@ class Timeline:
             if op is not None:
                 return op
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the operation that was asked for last is the device's."""
+        return self._runs == "device"
+
     def _device_due(self) -> float:
         """When the device does what it is about to do."""
         if self._device is None:
@@ -148,7 +154,7 @@ class Timeline:
             self._go_on_device(None)
         else:
             self._runs = "device"
-            self.device_ms += self.link.step_ms if isinstance(op, Propose) else 0.0
+            self.device_ms += self.link.step_ms * _steps(op)
             return op
         return None
 
@@ -192,6 +198,13 @@ class Timeline:
             self._due["cloud"] = self._cloud.send(reply)
         except StopIteration:
             self._cloud = None
+
+
+def _steps(op: Any) -> int:
+    """Steps of the device's drafter; a tree begins with the one behind the known tokens."""
+    if isinstance(op, GrowTree):
+        return max(1, len(op.ids))
+    return int(isinstance(op, Propose))
 
 
 def _positions(op: Any) -> int:

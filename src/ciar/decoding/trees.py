@@ -17,7 +17,9 @@ from torch import Tensor
 
 from ciar.decoding.acceptance import Rule
 from ciar.decoding.sampling import choose, to_law
-from ciar.decoding.strategy import CloudRun, GrowTree, KeepPath, Noise, TreePass
+from ciar.decoding.strategy import CloudRun, DeviceRun, GrowTree, KeepPath, Noise, TreePass
+from ciar.errors import ProtocolError
+from ciar.protocol.messages import Draft
 
 
 @dataclass
@@ -53,6 +55,25 @@ def depths_of(parents: list[int]) -> list[int]:
     return depths
 
 
+#: Most tokens of a tree: more would take a server's memory for one client.
+MOST_NODES = 1024
+
+
+def check_tree(draft: Draft, room: int) -> None:
+    """Checks the size of a tree that came over a wire.
+
+    Args:
+        room: tokens that the picture has left.
+
+    Raises:
+        ProtocolError: it has too many tokens, or a path of more than ``room``.
+    """
+    if len(draft.ids) > MOST_NODES or draft.span > room:
+        raise ProtocolError(
+            f"A drafted tree may have {MOST_NODES} tokens, and paths of the {room} tokens that are left."
+        )
+
+
 def ancestry(parents: list[int]) -> Tensor:
     """bool [nodes, nodes]: which nodes a node sees, its ancestors and itself."""
     seen = torch.eye(len(parents), dtype=torch.bool)
@@ -80,7 +101,7 @@ def draw_distinct(law: Tensor, noise: Tensor, count: int) -> list[int]:
     return top.indices[top.values > -torch.inf].tolist()
 
 
-def drawn_tree(run: CloudRun, branch: int, depth: int) -> Generator[Any, Any, Tree]:
+def drawn_tree(run: CloudRun | DeviceRun, branch: int, depth: int) -> Generator[Any, Any, Tree]:
     """A tree of a fixed shape whose children are drawn without replacement from the drafter's law.
 
     The known token has ``branch`` children; of s siblings the r-th has s // r children of its own. With
@@ -89,6 +110,7 @@ def drawn_tree(run: CloudRun, branch: int, depth: int) -> Generator[Any, Any, Tr
     Args:
         depth: tokens of the longest path, at least 1.
     """
+    assert run.noise is not None, "a half that draws trees is given the picture's noise"
     tree, fed = Tree(), {-1: -1}
     shares = {-1: branch}
     level = [-1]
@@ -109,7 +131,23 @@ def drawn_tree(run: CloudRun, branch: int, depth: int) -> Generator[Any, Any, Tr
     return tree
 
 
-def best_tree(run: CloudRun, nodes: int, branch: int, depth: int) -> Generator[Any, Any, Tree]:
+def laws_of_drawn(run: CloudRun, tree: Tree) -> Generator[Any, Any, Tree]:
+    """A tree that the device has drawn, with the laws that its nodes' children were drawn from.
+
+    They are those of the drafter's copy here, level by level as :func:`drawn_tree` went.
+    """
+    depths, fed = depths_of(tree.parents), {-1: -1}
+    logits: Tensor = yield GrowTree()
+    level = [-1]
+    for depth in range(1, max(depths) + 1):
+        tree.laws |= zip(level, to_law(logits, run.law, what="the EAGLE drafter"), strict=True)
+        level = [node for node, own in enumerate(depths) if own == depth]
+        if depth < max(depths):
+            logits = yield _feed(tree, level, fed)
+    return tree
+
+
+def best_tree(run: CloudRun | DeviceRun, nodes: int, branch: int, depth: int) -> Generator[Any, Any, Tree]:
     """The most likely nodes of a tree that grows where the drafter is sure (EAGLE-2).
 
     A node is worth the log-probability of its path. The best ``branch`` of each level get ``branch``
@@ -234,6 +272,16 @@ def walk_chosen(run: CloudRun, tree: Tree, p: Tensor, end: int) -> Generator[Any
         if node is not None:
             path.append(node)
     yield from _keep(run, path)
+
+
+def tell_deciders(run: CloudRun, tree: Tree, start: int) -> None:
+    """Writes who decided the tokens from ``start`` on of a tree that the device has drafted."""
+    node = -1
+    for position in range(start, len(run.tokens)):
+        children = tree.children(node)
+        found = next((child for child in children if tree.ids[child] == run.tokens[position]), None)
+        run.decided[position] = "accepted" if found is not None else "replaced" if children else "prefix"
+        node = len(tree.ids) if found is None else found
 
 
 def _keep(run: CloudRun, path: list[int]) -> Generator[KeepPath, None, None]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ciar.decoding.drafter import Drafter
+from ciar.decoding.eagle import EagleDrafter
 from ciar.decoding.exchange import redraw
 from ciar.decoding.features import pack_feature
 from ciar.decoding.gate import TopLogits, top_logits
@@ -26,18 +27,21 @@ from ciar.decoding.scorer import Reading, Scorer, make_scorer, scoring_of
 from ciar.decoding.strategy import (
     Commit,
     DeviceRun,
+    GrowTree,
     Proposal,
     Propose,
     Receive,
     Redraw,
     Send,
     Strategy,
+    TakeFeatures,
 )
 from ciar.decoding.trips import RoundTrips
 from ciar.errors import CloudUnavailable, ProtocolError
 from ciar.intervals.thresholds import ThresholdConfig
-from ciar.ledger import DECIDERS, Ledger
+from ciar.ledger import DECIDERS, Decider, Ledger
 from ciar.models.bundle import Bundle
+from ciar.models.llamagen import caption_rows
 from ciar.models.text import TextFeatures
 from ciar.protocol.messages import Cost, Draft, Message, Open, Opened, Patch
 from ciar.transport.base import Connection, ReceiveTimeout, Transport
@@ -157,17 +161,33 @@ class DeviceSession:
         self._pass_times = PassTimes()
         self._sent_at: list[float] = []  # when each draft of the connection left, in seconds
         self.proposer: Proposer | None = None
+        self.eagle: EagleDrafter | None = None
+        self._text = text
+        splits = strategy.drafts_trees(settings)
+        if strategy.uses_device or splits:
+            vocab = bundle.gpt_config.vocab_size
+            noise = PictureNoise(settings.seed, settings.image, bundle.total, vocab, bundle.device)
+            self.run_state.noise = noise
         if strategy.uses_device:
             began = time.perf_counter()
             law = law_of(settings)
-            vocab = bundle.gpt_config.vocab_size
-            noise = PictureNoise(settings.seed, settings.image, bundle.total, vocab, bundle.device)
             drafter = Drafter(bundle.device_model, bundle.device_trunk, text)
             scoring = scoring_of(bundle, score, threshold.share)
             scorer = make_scorer(scoring, drafter.model, [(settings.seed, settings.image)])
             features = settings.payload == "features" and strategy.injects and settings.injection
             self.proposer = Proposer(drafter, law, noise, scorer, features)
             self.ledger.device_ms += (time.perf_counter() - began) * 1e3
+
+    def resume(self, tokens: Sequence[int], decided: Sequence[Decider]) -> None:
+        """Goes on with a picture that another session began; called before :meth:`run`.
+
+        Args:
+            tokens: its first tokens, which are final.
+            decided: who decided each of them.
+        """
+        self.run_state.tokens[:] = tokens
+        self.run_state.decided[:] = decided
+        self._horizon = len(self.run_state.tokens)
 
     def run(self, progress: Progress | None = None) -> PictureResult:
         """Makes the picture.
@@ -196,6 +216,8 @@ class DeviceSession:
         self.ledger.decided = list(run.decided)
         if self.proposer is not None:
             self.ledger.device_steps = self.proposer.drafter.steps
+        if self.eagle is not None:
+            self.ledger.device_steps += self.eagle.steps
         self.ledger.discarded += run.discarded
         return PictureResult(list(run.tokens), self.ledger, self.warnings, stopped)
 
@@ -213,6 +235,9 @@ class DeviceSession:
         assert self.transport is not None, "a strategy that uses a cloud is given a transport"
         run = self.run_state
         connection = self.transport.connect()
+        if self.strategy.drafts_trees(self.message.settings):
+            self.ledger.device_steps += 0 if self.eagle is None else self.eagle.steps
+            self.eagle = self._eagle_drafter()  # anew: the cloud tells its features from the beginning
         deciders = tuple(DECIDERS.index(d) for d in run.decided)
         began = time.perf_counter()
         try:
@@ -234,6 +259,26 @@ class DeviceSession:
         self.ledger.critical_round_trips += 1
         return connection
 
+    @torch.inference_mode()
+    def _eagle_drafter(self) -> EagleDrafter:
+        """The EAGLE drafter before the cloud has told any features; the prompt is embedded here."""
+        cloud, settings, encode = self.bundle.gpt, self.message.settings, self.bundle.text.encode
+        negative = encode(self.message.negative_prompt) if self.message.negative_prompt else None
+        null = cloud.cls_embedding.uncond_embedding
+        rows, mask = caption_rows(
+            null, [self._text], None if negative is None else [negative], settings.guidance != 1.0
+        )
+        return EagleDrafter(
+            self.bundle.eagle,
+            cloud,
+            settings.guidance,
+            folded=False,
+            text=cloud.embed_text(rows.to(null)),
+            hidden=None,
+            text_mask=None if bool(mask.all()) else mask.to(null.device),
+            kind=self.strategy.features_kind(settings),
+        )
+
     def _drive(self, connection: Connection | None, progress: Progress | None) -> bool:
         half = self.strategy.device(self.run_state)
         reply: object = None
@@ -253,6 +298,15 @@ class DeviceSession:
                 spent_ms = (time.perf_counter() - began) * 1e3
                 self.ledger.device_ms += spent_ms
                 self.run_state.pace.step_ms = _mean(self.run_state.pace.step_ms, spent_ms)
+            elif isinstance(op, GrowTree | TakeFeatures):
+                assert self.eagle is not None, "a strategy that drafts trees has an EAGLE drafter"
+                began = time.perf_counter()
+                with torch.inference_mode():
+                    if isinstance(op, GrowTree):
+                        reply = self.eagle.grow(self.run_state.tokens, op)
+                    else:
+                        self.eagle.take(op)
+                self.ledger.device_ms += (time.perf_counter() - began) * 1e3
             elif isinstance(op, Send):
                 assert connection is not None, "a strategy that sends uses a cloud"
                 if isinstance(op.message, Draft):

@@ -12,9 +12,10 @@ message       number  rest of the array
                       ids and ``history_decided`` 2 bits each or no bytes
 ``Opened``    1       map of all fields
 ``Draft``     2       step, start, ids, certain (1 bit each), want, features; and log_probs (4 bytes each)
-                      if there are any; and then levels (1 byte each) and until if one is given
+                      if there are any; and then levels (1 byte each) and until if one is given; and then,
+                      of a tree, the parents (packed like ids, each one more than the parent's number)
 ``Patch``     3       step, start, ids, decided (2 bits each), horizon, passes, token_rows, cloud_ms; and the
-                      ids and log_probs of a law if there is one
+                      ids and log_probs of a law if there is one; and then features if there are any
 ``Done``      4       ids, passes, token_rows, cloud_ms
 ``Error``     5       map of all fields
 ``Cancel``    6       nothing
@@ -291,6 +292,13 @@ def _check_draft(message: Draft) -> Draft:
         raise ProtocolError(f"draft.log_probs must hold one number for each of {len(ids)} ids, or none.")
     if len(as_bytes(message.levels, "draft.levels")) not in (0, len(ids)):
         raise ProtocolError(f"draft.levels must hold one byte for each of {len(ids)} ids, or none.")
+    parents = _row(message.parents, "draft.parents", MAX_TOKENS)
+    if len(parents) not in (0, len(ids)):
+        raise ProtocolError(
+            f"draft.parents has {len(parents)} items for {len(ids)} ids; give one each or none."
+        )
+    if not all(type(parent) is int and -1 <= parent < node for node, parent in enumerate(parents)):
+        raise ProtocolError("draft.parents must name ids that come before their children, or -1.")
     return Draft(
         step=_whole(message.step, "draft.step", 0, ID_LIMIT - 1),
         start=_span(message.start, len(ids) + want, "draft"),
@@ -301,6 +309,7 @@ def _check_draft(message: Draft) -> Draft:
         log_probs=message.log_probs,
         levels=message.levels,
         until=_whole(message.until, "draft.until", 0, MAX_TOKENS),
+        parents=parents,
     )
 
 
@@ -327,6 +336,7 @@ def _check_patch(message: Patch) -> Patch:
         horizon=_whole(message.horizon, "patch.horizon", 0, MAX_TOKENS),
         cost=_check_cost(message.cost),
         law=_check_law(message.law),
+        features=as_bytes(message.features, "patch.features"),
     )
 
 
@@ -416,6 +426,9 @@ def _to_array(message: Message) -> list[Any]:
         case Draft():
             ids, flags = pack_ids(message.ids), pack_small(message.certain, 1)
             head = [message.step, message.start, ids, flags, message.want, message.features]
+            if message.parents:
+                parents = pack_ids([parent + 1 for parent in message.parents])
+                return [*head, message.log_probs, message.levels, message.until, parents]
             if message.levels or message.until:
                 return [*head, message.log_probs, message.levels, message.until]
             return [*head, message.log_probs] if message.log_probs else head
@@ -424,6 +437,8 @@ def _to_array(message: Message) -> list[Any]:
             head = [message.step, message.start, pack_ids(message.ids), decided, message.horizon]
             head += [cost.passes, cost.token_rows, cost.cloud_ms]
             law = message.law
+            if message.features:
+                return [*head, pack_ids(law.ids), law.log_probs, message.features]
             return [*head, pack_ids(law.ids), law.log_probs] if law.log_probs else head
         case Done(cost=cost):
             return [pack_ids(message.ids), cost.passes, cost.token_rows, cost.cloud_ms]
@@ -454,6 +469,8 @@ def _draft_from(values: list[Any]) -> Draft:
     step, start, blob, flags, want, features, *rest = values
     ids = unpack_ids(blob, "draft.ids")
     certain = tuple(map(bool, unpack_small(flags, "draft.certain", 1, len(ids))))
+    if len(rest) == 4:
+        rest[3] = tuple(parent - 1 for parent in unpack_ids(rest[3], "draft.parents"))
     return Draft(step, start, ids, certain, want, features, *rest)
 
 
@@ -463,7 +480,7 @@ def _patch_from(values: list[Any]) -> Patch:
     decided = unpack_small(packed, "patch.decided", 2, len(ids))
     cost = Cost(passes=passes, token_rows=token_rows, cloud_ms=cloud_ms)
     law = LawRow(unpack_ids(rest[0], "patch.law.ids"), rest[1]) if rest else LawRow()
-    return Patch(step, start, ids, decided, horizon, cost, law)
+    return Patch(step, start, ids, decided, horizon, cost, law, *rest[2:])
 
 
 def _done_from(values: list[Any]) -> Done:
@@ -476,8 +493,8 @@ def _done_from(values: list[Any]) -> Done:
 _READERS: dict[int, tuple[tuple[int, ...], Callable[[list[Any]], Message]]] = {
     0: ((1,), _open_from),
     1: ((1,), _opened_from),
-    2: ((6, 7, 9), _draft_from),
-    3: ((8, 10), _patch_from),
+    2: ((6, 7, 9, 10), _draft_from),
+    3: ((8, 10, 11), _patch_from),
     4: ((4,), _done_from),
     5: ((1,), lambda values: Error(**_from_map(values[0], Error, "error"))),
     6: ((0,), lambda values: Cancel()),

@@ -144,6 +144,8 @@ class Draft:
         log_probs: for each id its log-probability under the law that it was drawn from (little-endian
             float32), for clouds that do not recompute that law; left out of the frame when empty.
         levels: for each id how sure the device is of it, 0 to 255; empty where the strategy does not ask.
+        parents: of a drafted tree: for each id the number of its parent among the ids, which comes before it,
+            -1 being the last known token; empty where ids are consecutive.
         until: of streamed drafts: the device sends no more before this many tokens are final; 0 where it
             goes on without waiting.
     """
@@ -157,6 +159,15 @@ class Draft:
     log_probs: bytes = b""
     levels: bytes = b""
     until: int = 0
+    parents: tuple[int, ...] = ()
+
+    @property
+    def span(self) -> int:
+        """Positions from ``start`` on that the draft is about; of a tree, the tokens of its longest path."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=len(self.ids)) + self.want
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,8 @@ class Patch:
         horizon: every position before this one is final.
         law: the cloud's law of the position behind ``ids``, where its draft was rejected and the device
             is to draw in its place; left out of the frame when empty.
+        features: the cloud's features of text and known tokens, for a drafter on the device (see
+            ``ciar.decoding.feature_rows``); left out of the frame when empty.
     """
 
     step: int
@@ -189,6 +202,7 @@ class Patch:
     horizon: int
     cost: Cost = field(default_factory=Cost)
     law: LawRow = field(default_factory=LawRow)
+    features: bytes = b""
 
 
 @dataclass(frozen=True)

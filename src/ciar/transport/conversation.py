@@ -144,7 +144,7 @@ class Conversation:
         tokens, vocab_size = session.opened.tokens, session.opened.vocab_size
         if message.ids and max(message.ids) >= vocab_size:
             raise ProtocolError(f"The draft holds an id that is not below {vocab_size}. Open a new session.")
-        if message.start + len(message.ids) + message.want > tokens:
+        if message.start + message.span > tokens:
             raise ProtocolError(f"The draft goes beyond the {tokens} tokens. Open a new session.")
         return message
 

@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
+from ciar.cli.judging import Bench, add_judging, origin
 from ciar.cli.output import note, say
 from ciar.cli.parser import Command, real, whole
-from ciar.cli.train.stage import needed
 
 DESCRIPTION = """\
 Makes the same prompts with the same seeds by plain AR and by other settings, and judges them with
@@ -24,14 +24,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the evaluation."""
-    parser.add_argument("--work", type=Path, default=Path("runs/emoji"), metavar="DIR", help="run folder")
-    parser.add_argument("--backbone", default="emoji", metavar="NAME", help="a name or a folder")
+    add_judging(parser, seed=1_000_000)
     parser.add_argument(
         "--pictures", type=whole(2), default=2000, metavar="N", help="pictures (default: 2000)"
-    )
-    parser.add_argument("--batch", type=whole(1, 4096), default=64, metavar="N", help="at once (default: 64)")
-    parser.add_argument(
-        "--seed", type=whole(0, 2**31 - 1), default=1_000_000, metavar="N", help="of picture 0"
     )
     parser.add_argument(
         "--strategies",
@@ -60,8 +55,7 @@ def run(options: argparse.Namespace) -> int:
     """Judges the settings. Returns 0."""
     from ciar.intervals.thresholds import ThresholdConfig
     from ciar.models.bundle import load_bundle
-    from ciar.models.text import StaticTextEncoder
-    from ciar.quality import Judge, Run, check_runs, evaluation_prompts, judge, markdown
+    from ciar.quality import Run, check_runs, judge, markdown
 
     bundle = load_bundle(options.backbone)
     extra = {"injection": False} if options.no_injection else {}
@@ -80,20 +74,17 @@ def run(options: argparse.Namespace) -> int:
     else:
         runs = [Run(name, {"strategy": name, **extra}) for name in options.strategies.split(",")]
     check_runs(runs)
-    data = needed(options.work / "data", "captions.json", "data")
-    text = StaticTextEncoder.load(needed(options.work / "text", "text.json", "text"))
-    the_judge = Judge.from_data(options.work / "dual-encoder", text, data)
-    prompts, names = evaluation_prompts(data, options.pictures, text)
+    bench = Bench.of(options.work)
+    prompts, names = bench.prompts(options.pictures)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-    judged = judge(bundle, the_judge, prompts, names, runs, seed=options.seed, batch=options.batch, note=note)
+    judged = judge(
+        bundle, bench.judge, prompts, names, runs, seed=options.seed, batch=options.batch, note=note
+    )
     say(markdown(judged).rstrip("\n"))
     if options.out is not None:
-        document = {
+        document = origin(bundle, prompts, options.seed) | {
             "pictures": options.pictures,
-            "seed": options.seed,
-            "weights": bundle.weights,
-            "backbone": bundle.name,
             "rows": [row.to_dict() for row in judged],
         }
         options.out.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -1,6 +1,7 @@
 """The built-in strategies, one a file. Importing this package registers them."""
 
 from ciar.decoding.strategies import (
+    adt,
     base,
     ciar,
     code,
@@ -15,12 +16,14 @@ from ciar.decoding.strategies import (
     scd,
     sjd,
     slack,
+    sled,
     speculative,
     stream,
     vvs,
 )
 
 __all__ = [
+    "adt",
     "base",
     "ciar",
     "code",
@@ -35,6 +38,7 @@ __all__ = [
     "scd",
     "sjd",
     "slack",
+    "sled",
     "speculative",
     "stream",
     "vvs",

@@ -40,6 +40,7 @@ class Ciar(Strategy):
     source = "CIAR, arXiv 2603.25463"
     drift = "TV(p, q) at a token that the device keeps; with injection, the features' effect besides"
     injects = True
+    grid = ("share=0.15", "share=0.5", "score=entropy", "score=max-prob")
 
     def device(self, run: DeviceRun) -> DeviceHalf:
         prefix = math.floor(run.settings.prefix_rate * run.total)

@@ -37,6 +37,7 @@ class Code(Strategy):
     source = "CoDe, arXiv 2411.17787; as in CIAR, arXiv 2603.25463"
     drift = "after the first tokens the device's law, unchecked"
     training = "device model; optionally one trained on the last tokens alone"
+    grid = ("share=0.15", "share=0.5")
     options = (Option("share", 0.3, "share of the tokens that the cloud makes", high=1.0),)
 
     def device(self, run: DeviceRun) -> DeviceHalf:

@@ -17,6 +17,10 @@ class CoolSd(Chain):
     summary = "speculative with acceptance relaxed by a weight that falls along the draft"
     source = "COOL-SD, arXiv 2601.09212"
     drift = "TV = sum((min(q, w p) - p)+) <= min(TV(p, q), w - 1) a token of weight w"
+    grid = (
+        "window=4", "window=8", "window=4,relaxation=1.5", "window=8,relaxation=1.5",
+        "window=4,relaxation=2", "window=8,relaxation=2",
+    )  # fmt: skip
     options = (
         Option("relaxation", 1.1, "mean weight of a draft's tokens, 1 = exact", low=1.0, high=1000.0),
         Option("decay", 0.7, "fall of the weights a token, 0 = none", high=20.0),

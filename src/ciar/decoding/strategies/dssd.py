@@ -18,6 +18,7 @@ class Dssd(Strategy):
         "speculative whose rejected tokens are drawn anew by the device, from the law that the cloud sends"
     )
     source = "DSSD, arXiv 2507.12000"
+    grid = ("window=2", "window=4", "window=8")
     exact = True
 
     def device(self, run: DeviceRun) -> DeviceHalf:

@@ -30,6 +30,7 @@ class Lantern(Chain):
     source = "LANTERN, arXiv 2410.03355, section 4"
     drift = "mass of at most bound moves to a certain draft; with redraw optimal, TV = sum((min(q, p~) - p)+)"
     relative: ClassVar[bool] = False
+    grid = ("window=4", "window=8", "window=4,bound=0.2", "window=8,bound=0.2", "window=4,redraw=optimal")
     options = (
         Option("neighbours", 1000, "nearest codes that are looked at", low=1, high=65535),
         Option("bound", 0.1, "largest mass that is counted", high=1.0),
@@ -52,6 +53,10 @@ class LanternPlusPlus(Lantern):
     source = "LANTERN++, arXiv 2502.06352"
     drift = "mass of at most (bound - 1) p(x) moves; with redraw optimal, TV = sum((min(q, p~) - p)+)"
     relative = True
+    grid = (
+        "window=4", "window=8", "window=4,neighbours=5,bound=10", "window=4,neighbours=5,bound=20",
+        "window=4,redraw=optimal",
+    )  # fmt: skip
     options = (
         Option("neighbours", 10, "nearest codes that are looked at", low=1, high=65535),
         Option("bound", 5.0, "largest mass of token and counted codes in multiples of the token's", low=1.0),

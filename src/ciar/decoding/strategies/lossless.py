@@ -48,6 +48,7 @@ class Lossless(Windows):
     summary = "device drafts windows, cloud repairs them until they are plain AR's"
     source = "drafter-invariant speculative decoding, arXiv 2408.07978; coupled Jacobi, arXiv 2510.24211"
     exact = True
+    grid = ("window=8", "window=16", "window=32", "window=64")
 
     def allowances(self, settings: Settings, certain: tuple[bool, ...]) -> list[float]:
         return [0.0] * len(certain)

@@ -16,6 +16,7 @@ class PicoSpec(Strategy):
     name = "picospec"
     summary = "dssd that drafts on while the last draft is in flight"
     source = "PicoSpec, arXiv 2603.19133"
+    grid = ("window=2", "window=4", "window=8")
     exact = True
 
     def device(self, run: DeviceRun) -> DeviceHalf:

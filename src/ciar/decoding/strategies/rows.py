@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ciar.decoding.halves import listen, stream
 from ciar.decoding.jacobi import GUESS
 from ciar.decoding.options import Option
@@ -23,6 +25,7 @@ class Zipar(Strategy):
     training = "none"
     uses_device = False
     options = (LEAD, GUESS)
+    grid: ClassVar[tuple[str, ...]] = ("lead=4", "lead=12")
 
     def width(self, settings: Settings) -> int:
         """Guesses of a row's window."""
@@ -44,6 +47,7 @@ class Pjd(Zipar):
     name = "pjd"
     summary = "zipar with a window of guesses in every row, repaired row by row"
     source = "parallel Jacobi decoding, arXiv 2606.05703, with coupled noise"
+    grid = ("window=4", "window=8", "lead=4,window=8")
 
     def width(self, settings: Settings) -> int:
         return settings.window

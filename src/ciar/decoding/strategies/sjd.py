@@ -31,6 +31,9 @@ class Sjd(Strategy):
     training = "none"
     uses_device = False
     options: ClassVar[tuple[Option, ...]] = (GUESS,)
+    grid: ClassVar[tuple[str, ...]] = ("window=8", "window=16", "window=32", "window=16,guess=above")
+
+    coupled: ClassVar[bool] = False
 
     def rule(self, run: CloudRun) -> Generator[Any, Any, Rule]:
         """When a draft stands."""
@@ -43,8 +46,16 @@ class Sjd(Strategy):
     def cloud(self, run: CloudRun, draft: Draft) -> CloudHalf:
         rule = yield from self.rule(run)
         guess = self.values(run.settings).word("guess")
-        window = Drawn(draft.start + draft.want, run.settings.window, rule, guess)
+        window = Drawn(draft.start + draft.want, run.settings.window, rule, guess, coupled=self.coupled)
         yield from stream(run, draft, lambda: window.advance(run))
+
+
+@register
+class McSjd(Sjd):
+    name = "mc-sjd"
+    summary = "sjd whose drafts behind a rejected one stay where their new law allows it"
+    source = "maximally coupled SJD, arXiv 2510.24211; also the continuation of SJD-PAC, arXiv 2603.18599"
+    coupled = True
 
 
 @register
@@ -53,6 +64,7 @@ class Gsd(Sjd):
     summary = "sjd whose tokens stand for the group of codes of nearly their rank"
     source = "grouped speculative decoding, arXiv 2508.07747, section 4"
     exact = False
+    grid = ("window=16,group=4", "window=16", "window=32,group=4", "window=32", "window=32,group=25")
     drift = "TV of sum(q f) + rest, f = min(1, p(C) / q(C)): grows with the group"
     options = (
         GUESS,

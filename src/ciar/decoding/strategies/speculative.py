@@ -6,7 +6,7 @@ Ids alone travel: the law that the device drew from is recomputed by the cloud's
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, ClassVar
 
 from ciar.decoding.acceptance import Rule, Speculative
 from ciar.decoding.halves import ask, make_patch, propose
@@ -46,6 +46,7 @@ class SpeculativeSampling(Chain):
     name = "speculative"
     summary = "device drafts chains, cloud accepts or redraws each token so that the law stays its own"
     source = "speculative sampling, arXiv 2211.17192, algorithm 1"
+    grid: ClassVar[tuple[str, ...]] = ("window=2", "window=4", "window=8")
     exact = True
 
     def rule(self, run: CloudRun) -> Generator[Any, Any, Rule]:

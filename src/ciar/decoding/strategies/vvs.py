@@ -20,6 +20,7 @@ class Vvs(SpeculativeSampling):
     source = "VVS, arXiv 2511.13587"
     exact = False
     drift = "TV(p, q) at a skipped token, none at the others"
+    grid = ("window=4", "window=8", "window=4,every=2")
     options = (Option("every", 1, "verified chains for each that is skipped", low=1, high=1000),)
 
     def device(self, run: DeviceRun) -> DeviceHalf:
