@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constr
 FAST := not slow and not gpu and not network and not browser
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install install-dev test test-slow lint format types check bench clean
+.PHONY: help demo install install-dev test test-slow lint format types check bench bench-stream clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ check: lint types test ## all of lint, types and test
 
 bench: install-dev ## speed on this machine: a table, then one JSON line
 	$(BIN)/ciar bench
+
+bench-stream: install-dev ## time to image over slow networks: a table, a document and a plot in out/
+	$(BIN)/ciar bench-stream
 
 clean: ## remove the virtual environment and what was made by tools
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,14 +27,45 @@ ALLOWED: dict[str, set[str]] = {
     "device": {"decoding", "intervals", "models", "ledger", "protocol", "transport.base"},
     "cloud": {"decoding", "intervals", "models", "ledger", "protocol"},
     "transport": {"protocol"},
+    "network": set(),
+    "planner": {"decoding.pacing", "ledger", "protocol", "transport.base"},
     "serving": {"cloud", "transport", "protocol"},
     "training": {"intervals", "models", "decoding", "noise", "ledger", "protocol", "evaluation"},
     "evaluation": {"intervals", "models", "ledger"},
-    "pipeline": ALL - {"cli", "pipeline", "bench", "compare", "quality", "serving", "training"},
-    "bench": ALL - {"cli", "bench", "compare", "quality", "serving", "training"},
+    "pipeline": ALL
+    - {
+        "cli",
+        "tuning",
+        "pipeline",
+        "bench",
+        "footprint",
+        "bench_stream",
+        "compare",
+        "quality",
+        "serving",
+        "training",
+    },
+    "bench": ALL
+    - {"cli", "tuning", "bench", "footprint", "bench_stream", "compare", "quality", "serving", "training"},
     "quality": ALL
-    - {"cli", "bench", "compare", "quality", "pipeline", "serving", "device", "cloud", "transport"},
-    "compare": ALL - {"cli", "bench", "compare", "serving"},
+    - {
+        "cli",
+        "tuning",
+        "bench",
+        "bench_stream",
+        "footprint",
+        "compare",
+        "quality",
+        "pipeline",
+        "serving",
+        "device",
+        "cloud",
+        "transport",
+    },
+    "compare": ALL - {"cli", "tuning", "bench", "bench_stream", "footprint", "compare", "serving"},
+    "bench_stream": ALL - {"cli", "training", "footprint"},
+    "footprint": ALL - {"cli", "bench_stream", "compare", "quality", "serving", "training", "footprint"},
+    "tuning": {"compare", "quality", "decoding", "models"},
     "cli": ALL | {"bench"},
     "__main__": {"cli"},
     # The public names, looked up when they are asked for.
@@ -42,7 +73,10 @@ ALLOWED: dict[str, set[str]] = {
 }
 LONGEST_FILE = 600
 #: Modules that a device without torch, and a fast command line, rely on.
-LIGHT = ("ciar", "ciar.protocol.codec", "ciar.noise", "ciar.transport.base", "ciar.cli.main")
+LIGHT = (
+    *("ciar", "ciar.protocol.codec", "ciar.noise", "ciar.transport.base", "ciar.cli.main"),
+    *("ciar.planner.drive", "ciar.planner.probe"),
+)
 HEAVY = {"torch", "transformers", "matplotlib", "starlette", "uvicorn"}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ciar.cli import (
     bench,
+    bench_stream,
     compare,
     convert,
     doctor,
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "eval": evaluate.COMMAND,
     "bench": bench.COMMAND,
+    "bench-stream": bench_stream.COMMAND,
     "compare": compare.COMMAND,
     "convert": convert.COMMAND,
     "encode": encode.COMMAND,
