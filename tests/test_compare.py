@@ -21,7 +21,8 @@ from ciar.models.bundle import Bundle, load_bundle
 from ciar.models.text import StaticTextEncoder
 from ciar.pipeline import Pipeline
 from ciar.protocol.messages import Settings
-from ciar.quality import Judge
+from ciar.quality import Judge, text_features
+from ciar.training.teacher import guided_logits
 
 PROMPTS = [" ".join(icon.name.split("-")) for icon in tiny_icons(24)]
 
@@ -124,6 +125,24 @@ def test_slack_is_that_of_the_pictures_own_noise(tmp_path: Path) -> None:
     other, _ = mean_slacks(bundle, prompts, torch.tensor(made), settings_of(bundle, 50))
     assert max(own) < 1e-4
     assert min(other) > 0.1
+
+
+def test_a_model_in_bfloat16_is_compared_as_well(tmp_path: Path) -> None:
+    """Public checkpoints run in it, and features are float32."""
+    write_tiny_bundle(tmp_path)
+    bundle = Bundle(tmp_path, dtype="bfloat16")
+    prompts = ["cat", "red dog"]
+    pipe = Pipeline(bundle)
+    made = [
+        pipe(p, seed=20 + i, strategy="base", output_type="tokens").tokens[0] for i, p in enumerate(prompts)
+    ]
+    own, outside = mean_slacks(bundle, prompts, torch.tensor(made), settings_of(bundle, 20))
+    assert max(own) < 0.05
+    assert outside == 0.0
+    features, mask = text_features(bundle, prompts)
+    stored = guided_logits(bundle.model, features, mask, torch.tensor(made), 3.0)
+    exact = guided_logits(Bundle(tmp_path).model, features, mask, torch.tensor(made), 3.0)
+    assert float((stored - exact).norm() / exact.norm()) < 0.05
 
 
 def settings_of(bundle: Bundle, seed: int) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,14 +12,15 @@ from hypothesis import strategies as st
 from tiny import write_tiny_bundle
 from tiny_run import write_tiny_run, write_wide_bundle
 
+from ciar import tuning as tuning_module
 from ciar.cli.main import main
 from ciar.compare import parse_run, runs_of
-from ciar.decoding.strategy import Strategy, all_strategies
+from ciar.decoding.strategy import Strategy, all_strategies, get_strategy
 from ciar.errors import DataError, InputError
 from ciar.models.bundle import Bundle
 from ciar.models.text import StaticTextEncoder
 from ciar.quality import Judge, evaluation_prompts
-from ciar.tuning import Trial, candidates, choose, load_settings, prompts_digest, tune
+from ciar.tuning import Trial, candidates, choose, load_settings, prompts_digest, taken_over, tune
 
 
 def trial(label: str, cost: float, loss: float) -> Trial:
@@ -105,6 +107,48 @@ def test_exact_strategies_are_chosen_by_their_cost_alone(work: Path, tmp_path: P
     json.dumps(document, allow_nan=False)
 
 
+def test_tuning_goes_on_where_it_was_stopped(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each strategy is kept as soon as it is tried; only what was made the same way is taken over."""
+    write_tiny_bundle(tmp_path)
+    text = StaticTextEncoder.load(work / "text")
+    the_judge = Judge.from_data(work / "dual-encoder", text, work / "data")
+    prompts, names = evaluation_prompts(work / "data", 16, text, calibration=True)
+    bundle = Bundle(tmp_path)
+    kept: list[Any] = []
+
+    def keep(document: dict[str, Any]) -> None:
+        kept.append(json.loads(json.dumps(document)))
+
+    def tuned(strategies: list[str], **values: Any) -> dict[str, Any]:
+        return tune(bundle, the_judge, prompts, names, strategies, keep=keep, **values)
+
+    first = tuned(["sled", "code"])
+    assert [list(one["strategies"]) for one in kept] == [["sled"], ["sled", "code"]]
+    assert kept[1] == json.loads(json.dumps(first))
+    made: list[str] = []
+    judge_each = tuning_module.judge_each
+
+    def counted(*values: Any, **named: Any) -> Any:
+        made.extend(run.label for run in values[4])
+        return judge_each(*values, **named)
+
+    monkeypatch.setattr(tuning_module, "judge_each", counted)
+    assert tuned(["sled", "code"], before=kept[1]) == kept[1]
+    assert made == []
+    assert json.loads(json.dumps(tuned(["sled", "code"], before=kept[0]))) == kept[1]
+    assert made == ["base", *candidates(get_strategy("code"))]
+    how = {name: value for name, value in first.items() if name != "strategies"}
+    assert taken_over(how, kept[1]) == kept[1]["strategies"]
+    for changed in (
+        *({"weights": "other"}, {"seed": 1}, {"bound": 0.5}, {"row_cost": 0.5}, {"prompts_sha256": "other"}),
+        *({"strategies": {"sled": {"trials": []}}}, {"strategies": {"unknown": kept[0]}}, {"strategies": 3}),
+    ):
+        assert taken_over(how, kept[1] | changed) == {}
+    assert taken_over(how | {"weights": ""}, kept[1] | {"weights": ""}) == {}
+
+
 def written(path: Path, **changes: object) -> Path:
     strategies = {"lossless": {"setting": "lossless:window=8"}, "code": {"setting": "code"}}
     path.write_text(json.dumps({"weights": "w", "names": ["cat"], "strategies": strategies} | changes))
@@ -137,6 +181,10 @@ def test_missing_and_damaged_files_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
     for name in ("none.json", "bad.json"):
         with pytest.raises(DataError, match="ciar compare --tune"):
+            load_settings(tmp_path / name, weights="w", names=[])
+    (tmp_path / "picture").write_bytes(b"\x89PNG\xff")
+    for name in ("", "picture"):
+        with pytest.raises(DataError, match=r"cannot be read|no tuned settings"):
             load_settings(tmp_path / name, weights="w", names=[])
 
 

@@ -27,10 +27,11 @@ from ciar.intervals.gates import gate_named
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle
+from ciar.models.families import for_decoding
 from ciar.pipeline import Pipeline, check_settings
 from ciar.protocol.messages import Settings, option_value
 from ciar.quality import Judge, Judged, Run, change_cells, judge, text_features
-from ciar.training.teacher import guided_logits
+from ciar.training.teacher import guided_parts
 
 #: Settings that a row may change beside the strategy's own options, with their types.
 _SETTINGS: dict[str, Callable[[str], Any]] = {
@@ -251,19 +252,24 @@ def mean_slacks(
         The mean slack of each picture's tokens in nats, and the share of all tokens outside the law's
         support, whose slack is infinite and not counted.
     """
-    law = law_of(settings)
+    law, cloud = law_of(settings), for_decoding(bundle.model)
+    total, vocab = bundle.total, bundle.gpt_config.vocab_size
     out: list[float] = []
     outside = 0
     for start in range(0, len(tokens), batch):
         part = tokens[start : start + batch]
         features, mask = text_features(bundle, prompts[start : start + batch])
-        logits = guided_logits(bundle.model, features, mask, part, settings.guidance)
-        for i, (own, row) in enumerate(zip(logits, part, strict=True)):
-            number = settings.seed + start + i
-            noise = PictureNoise(number, 0, len(row), own.shape[-1], own.device).gumbel(0, len(row))
-            gap = slack(to_law(own, law), noise, row)
-            counted = gap[gap.isfinite()]
-            outside += len(gap) - len(counted)
+        seeds = range(settings.seed + start, settings.seed + start + len(part))
+        noises = [PictureNoise(seed, 0, total, vocab, bundle.device) for seed in seeds]
+        gaps: list[list[Tensor]] = [[] for _ in noises]
+        for first, logits in guided_parts(cloud, features, mask, part, settings.guidance):
+            rows = part[:, first : first + logits.shape[1]].to(logits.device)
+            for own, noise, row, gap in zip(logits, noises, rows, gaps, strict=True):
+                gap.append(slack(to_law(own, law), noise.gumbel(first, len(row)), row))
+        for gap in gaps:
+            found = torch.cat(gap)
+            counted = found[found.isfinite()]
+            outside += len(found) - len(counted)
             out.append(float(counted.mean()) if len(counted) else 0.0)
     return out, outside / tokens.numel()
 

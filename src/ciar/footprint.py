@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ciar.bench import PROMPTS
 from ciar.cloud.engine import CloudEngine
@@ -26,7 +27,10 @@ from ciar.decoding.strategy import Pass, get_strategy
 from ciar.errors import InputError
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle, check_device
+from ciar.models.family import CloudModel
+from ciar.models.inference import InferenceGPT
 from ciar.models.loading.open import open_bundle
+from ciar.models.matrix import Matrix
 from ciar.models.text_features import PrecomputedTextEncoder
 from ciar.pipeline import Pipeline
 from ciar.transport.inprocess import InProcessTransport
@@ -63,7 +67,7 @@ class Footprint:
     Attributes:
         backbone, dtype, device, threads: of what, and how.
         total: tokens of a whole picture.
-        weight_bytes: weights that a pass reads.
+        weight_bytes: weights that a pass reads, as they lie in memory.
         copy_ms: time of a plain copy of them.
         pass_ms: by tokens, median time of a pass, both rows of guidance in it.
         pictures: by strategy.
@@ -142,11 +146,7 @@ def footprint(
     note("loading")
     cloud = Cloud(bundle)
     pipe = Pipeline(bundle, InProcessTransport(cloud))
-    read = [
-        parameter
-        for name, parameter in bundle.model.named_parameters()
-        if "embed" not in name and "null" not in name
-    ]
+    read = weights_read(cloud.engine.model, bundle.model)
     note("timing passes")
     pass_ms, cache_bytes = _passes(cloud.engine, bundle, prompt, repeats)
     result = Footprint(
@@ -155,7 +155,7 @@ def footprint(
         device=device,
         threads=torch.get_num_threads(),
         total=bundle.total,
-        weight_bytes=sum(parameter.nbytes for parameter in read),
+        weight_bytes=sum(weight.nbytes for weight in read),
         copy_ms=_copy_ms(read, repeats),
         pass_ms=pass_ms,
         cache_bytes=cache_bytes,
@@ -164,6 +164,23 @@ def footprint(
         note(f"making a picture by {name}")
         result.pictures[name] = _picture(pipe, prompt, name, seed, tokens)
     return result
+
+
+def weights_read(model: CloudModel, stored: nn.Module) -> list[Tensor]:
+    """What a pass reads of the cloud model's weights: a row of the token table, none of the caption part.
+
+    Args:
+        model: as it is decoded with, which may keep its matrices in another type than they are stored in.
+        stored: the same as it is stored.
+
+    Returns:
+        Tensors of that size which lie in memory.
+    """
+    if not isinstance(model, InferenceGPT):
+        named = stored.named_parameters()
+        return [weight.detach() for name, weight in named if "embed" not in name and "null" not in name]
+    parts: list[Any] = [*(part for layer in model.layers for part in layer), model.norm, model.output]
+    return [part.in_memory() if isinstance(part, Matrix) else part for part in parts if part is not None]
 
 
 def _prompt(bundle: Bundle) -> str:
@@ -184,13 +201,13 @@ def _passes(engine: CloudEngine, bundle: Bundle, prompt: str, repeats: int) -> t
     return out, slot.cache.nbytes
 
 
-def _copy_ms(tensors: Sequence[torch.Tensor], repeats: int) -> float:
-    largest = max(tensors, key=lambda tensor: tensor.numel())
-    buffer = torch.empty(largest.numel(), dtype=largest.dtype, device=largest.device)
+def _copy_ms(tensors: Sequence[Tensor], repeats: int) -> float:
+    largest = max(tensors, key=lambda tensor: tensor.nbytes)
+    buffer = torch.empty(largest.nbytes, dtype=torch.uint8, device=largest.device)
 
     def copy() -> None:
         for tensor in tensors:
-            buffer[: tensor.numel()].copy_(tensor.detach().flatten())
+            buffer[: tensor.nbytes].copy_(tensor.flatten().view(torch.uint8))
 
     copy()
     return statistics.median(_clock(copy, largest.device) for _ in range(repeats))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import math
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from ciar.device.session import DeviceSession, PictureResult, Progress
 from ciar.errors import CloudUnavailable, InputError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Decider, Ledger
-from ciar.models.bundle import Bundle
+from ciar.models.bundle import Bundle, check_device
 from ciar.models.loading.open import open_bundle
 from ciar.models.text import TextFeatures
 from ciar.planner.agreement import AGREEMENT_FILE, Table
@@ -115,10 +117,7 @@ class Pipeline:
             weights: for a preset: its files, model folders, or a folder of them (``ciar convert``).
             dtype: ``float32`` or ``bfloat16`` for the cloud model; None is the backbone's.
         """
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(f"Device {device!r} is not usable here ({error}). Try cpu.") from None
+        check_device(device)
         transport = WebSocketTransport(cloud, token=token) if cloud else None
         bundle = open_bundle(name_or_folder, weights, device, dtype)
         if device_model is not None:
@@ -216,7 +215,7 @@ class Pipeline:
         _check_count("num_images_per_prompt", num_images_per_prompt)
         if output_type not in ("pil", "np", "tokens"):
             raise InputError(f"output_type is {output_type!r}; it must be pil, np or tokens.")
-        wanted = _wish(strategy, wish, window)
+        wanted = check_wishes(strategy, wish, window, options)
         defaults = self.bundle.defaults
         asked: dict[str, Any] = {
             "guidance": guidance_scale,
@@ -235,8 +234,6 @@ class Pipeline:
             options=tuple((options or {}).items()),
             **{name: value for name, value in asked.items() if value is not None},
         )
-        if wanted is not None:
-            read_options("auto", (), settings.options)
         check_settings(settings)
         score = defaults.score if score is None else score
         gate = defaults.threshold_for(score)
@@ -323,8 +320,21 @@ class Pipeline:
             planner.meter.stepped(session.run_state.pace.step_ms)
             return result
 
+        spent = Ledger()
         if planner.device and not planner.meter.step_ms:
-            leg(DEVICE_ONLY, (), (), lambda done, _: done < _PROBED_STEPS)
+            marks: list[float] = []
+
+            def timed(done: int, ledger: Ledger) -> bool:
+                marks.append(ledger.device_ms)
+                return done < _PROBED_STEPS
+
+            message = replace(opening, settings=_planned(opening.settings, DEVICE_ONLY))
+            alone = get_strategy(DEVICE_ONLY.strategy)
+            tried = self.session_of(self.bundle, alone, message, features, gate, score, None).run(timed)
+            # The first step is cold, and a plan that leaves the device out would never correct its price.
+            planner.meter.stepped(statistics.median([b - a for a, b in pairwise(marks)] or marks))
+            spent.device_ms, spent.device_steps = tried.ledger.device_ms, tried.ledger.device_steps
+            spent.discarded = len(tried.tokens)
 
         def measure() -> Probed:
             assert way is not None, "only a wish that needs a cloud asks for a probe"
@@ -332,7 +342,7 @@ class Pipeline:
 
         guided = 1 if opening.settings.guidance == 1.0 else 2
         try:
-            return draw(planner, wish, leg, measure, guided, progress)
+            return draw(planner, wish, leg, measure, guided, progress, spent)
         except CloudUnavailable as error:
             if not planner.device:
                 raise
@@ -355,8 +365,13 @@ class Pipeline:
         return self.bundle.pixels(codes).cpu().numpy()
 
 
-def _wish(strategy: str, wish: str | None, window: int | None) -> Wish | None:
+def check_wishes(
+    strategy: str, wish: str | None, window: int | None, options: Mapping[str, OptionValue] | None
+) -> Wish | None:
     """The wish of a call, None where the strategy is not left to the planner.
+
+    Args:
+        strategy, wish, window, options: as in :meth:`Pipeline.__call__`.
 
     Raises:
         InputError: the wish is unknown, or what was asked for does not go together.
@@ -368,6 +383,7 @@ def _wish(strategy: str, wish: str | None, window: int | None) -> Wish | None:
         return None
     if window is not None:
         raise InputError("Strategy 'auto' chooses the window itself. Leave it out, or name a strategy.")
+    read_options("auto", (), tuple((options or {}).items()))
     return check_wish("balanced" if wish is None else wish)
 
 
@@ -385,13 +401,15 @@ def _table(folder: Path) -> Table:
     """A backbone's table of agreement: the one beside its weights, and for what it lacks the one that ships.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: the file is damaged, or cannot be read.
     """
     path = folder / AGREEMENT_FILE
     if not path.is_file():
         return DEFAULTS
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}). Allow it, or remove the file.") from None
     except ValueError as error:
         raise InputError(f"{path} is no JSON ({error}). Restore the file or remove it.") from None
     return Table.from_dict(values, DEFAULTS)

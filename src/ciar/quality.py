@@ -7,7 +7,7 @@ with paired bootstrap intervals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from ciar.intervals.thresholds import ThresholdConfig
 from ciar.ledger import Ledger
 from ciar.models.bundle import Bundle
 from ciar.models.dual_encoder import DualEncoder
-from ciar.models.text import StaticTextEncoder
+from ciar.models.families import for_decoding
+from ciar.models.text import StaticTextEncoder, side_by_side
 from ciar.models.vq import to_uint8
 
 
@@ -147,12 +148,7 @@ def text_features(bundle: Bundle, prompts: Sequence[str]) -> tuple[Tensor, Tenso
         features: float32 [prompts, text, caption_dim], left-padded.
         mask: bool [prompts, text].
     """
-    texts = [bundle.text.encode(prompt) for prompt in prompts]
-    longest = max(int(text.mask.sum()) for text in texts)
-    return (
-        torch.stack([text.features[-longest:] for text in texts]),
-        torch.stack([text.mask[-longest:] for text in texts]),
-    )
+    return side_by_side([bundle.text.encode(prompt) for prompt in prompts])
 
 
 def make_pictures(
@@ -172,6 +168,9 @@ def make_pictures(
     threshold = run.threshold or defaults.threshold_for(score)
     scoring = scoring_of(bundle, score, threshold.share)
     device = bundle.device_model if strategy.uses_device else None
+    # Rearranged once, not for every batch; but EAGLE's drafter reads the model as it is stored.
+    cloud = for_decoding(bundle.model) if strategy.uses_cloud or score == "oracle" else None
+    drafted = bundle.model if strategy.uses_eagle else cloud
     codebook = Codebook(bundle.codes)
     pixels: list[np.ndarray] = []
     done: list[BatchPicture] = []
@@ -182,10 +181,11 @@ def make_pictures(
         judged = bundle.total - int(settings[0].prefix_rate * bundle.total)
         gates = [threshold.start(judged) for _ in part]
         if score == "oracle":
-            oracle = Oracle(bundle.model, features, mask, settings[0].guidance, law_of(settings[0]))
+            assert cloud is not None
+            oracle = Oracle(cloud, features, mask, settings[0].guidance, law_of(settings[0]))
             scoring = replace(scoring, oracle=oracle)
         pictures = Batch(
-            bundle.model if strategy.uses_cloud else None,
+            drafted if strategy.uses_cloud else None,
             device,
             features,
             mask,
@@ -265,9 +265,23 @@ def judge(
     Raises:
         InputError: a strategy, a score or a prompt cannot be used.
     """
+    return list(judge_each(bundle, the_judge, prompts, names, runs, seed=seed, batch=batch, note=note))
+
+
+def judge_each(
+    bundle: Bundle,
+    the_judge: Judge,
+    prompts: Sequence[str],
+    names: Sequence[str],
+    runs: Sequence[Run],
+    *,
+    seed: int = 0,
+    batch: int = 64,
+    note: Callable[[str], None] | None = None,
+) -> Iterator[Judged]:
+    """What :func:`judge` gives, each as soon as it is known."""
     check_runs(runs)
     captions = caption_features(the_judge.encoder, the_judge.text, list(prompts))
-    out: list[Judged] = []
     first_features: np.ndarray | None = None
     first_correct: np.ndarray | None = None
     for run in runs:
@@ -289,8 +303,7 @@ def judge(
                 before=first_features, after=features, real=the_judge.real
             )
             judged.retrieval_change = paired_retrieval_difference(first_correct, retrieval.correct)
-        out.append(judged)
-    return out
+        yield judged
 
 
 def change_cells(row: Judged) -> tuple[str, str]:

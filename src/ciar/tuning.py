@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ciar.compare import parse_run
 from ciar.decoding.strategy import Strategy, get_strategy
 from ciar.errors import DataError, InputError
 from ciar.models.bundle import Bundle
-from ciar.quality import Judge, Judged, judge
+from ciar.quality import Judge, Judged, judge_each
 
 #: What a token row costs beside a pass, in passes: on two cores a pass over 64 positions, 128 rows under
 #: guidance, takes 2.7 times as long as one over a single position. On a GPU at small batch it is near 0.
@@ -93,6 +94,8 @@ def tune(
     seed: int = 0,
     batch: int = 64,
     note: Callable[[str], None] | None = None,
+    before: Mapping[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Tries every strategy's settings and chooses one for each.
 
@@ -101,6 +104,8 @@ def tune(
         strategies: names, without settings.
         bound: see :func:`choose`.
         row_cost: what a token row costs, in passes.
+        before: a document of an earlier call. Its strategies are taken over where it was made the same way.
+        keep: called with the document after each strategy that is tried.
 
     Returns:
         The document that :func:`load_settings` reads: how it was tuned, and under ``strategies`` for each
@@ -110,21 +115,7 @@ def tune(
         InputError: a strategy is unknown.
     """
     tried = {name: candidates(get_strategy(name)) for name in strategies if name != "base"}
-    labels = ["base", *(label for group in tried.values() for label in group)]
-    runs = [parse_run(label) for label in labels]
-    judged = judge(bundle, the_judge, prompts, names, runs, seed=seed, batch=batch, note=note)
-    by_label = dict(zip(labels, judged, strict=True))
-    chosen: dict[str, Any] = {}
-    for name, group in tried.items():
-        exact = get_strategy(name).exact
-        trials = [Trial.of(by_label[label], exact=exact, row_cost=row_cost) for label in group]
-        best = choose(trials, bound)
-        chosen[name] = {
-            "setting": best.label,
-            "within": best.loss <= bound,
-            "trials": [vars(trial) for trial in trials],
-        }
-    return {
+    how: dict[str, Any] = {
         "backbone": bundle.name,
         "weights": bundle.weights,
         "images": len(prompts),
@@ -133,8 +124,41 @@ def tune(
         "names": sorted(set(names)),
         "bound": bound,
         "row_cost": row_cost,
-        "strategies": chosen,
     }
+    chosen = taken_over(how, before or {})
+    document = how | {"strategies": chosen}
+    missing = {name: group for name, group in tried.items() if name not in chosen}
+    if not missing:
+        return document
+    labels = ["base", *(label for group in missing.values() for label in group)]
+    runs = [parse_run(label) for label in labels]
+    judged = judge_each(bundle, the_judge, prompts, names, runs, seed=seed, batch=batch, note=note)
+    next(judged)  # plain AR, which the others are compared to
+    for name, group in missing.items():
+        exact = get_strategy(name).exact
+        trials = [Trial.of(next(judged), exact=exact, row_cost=row_cost) for _ in group]
+        best = choose(trials, bound)
+        chosen[name] = {
+            "setting": best.label,
+            "within": best.loss <= bound,
+            "trials": [vars(trial) for trial in trials],
+        }
+        if keep is not None:
+            keep(document)
+    return document
+
+
+def taken_over(how: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Strategies of an earlier document that would come out the same; none where weights have no name."""
+    if not how["weights"] or any(before.get(name) != value for name, value in how.items()):
+        return {}
+    with suppress(KeyError, TypeError, AttributeError, InputError):  # damaged, or of a strategy that is gone
+        return {
+            name: one
+            for name, one in before["strategies"].items()
+            if [trial["label"] for trial in one["trials"]] == candidates(get_strategy(name))
+        }
+    return {}
 
 
 def load_settings(path: Path, *, weights: str, names: Sequence[str]) -> dict[str, str]:
@@ -149,11 +173,15 @@ def load_settings(path: Path, *, weights: str, names: Sequence[str]) -> dict[str
         InputError: it was tuned for other weights, or on names that are compared.
     """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
         chosen = {name: str(one["setting"]) for name, one in document["strategies"].items()}
         tuned_for, tuned_on = document["weights"], set(document["names"])
     except FileNotFoundError:
         raise DataError(f"{path} does not exist. Write it first: ciar compare --tune {path}") from None
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}). Pass the file that --tune wrote."
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} holds no tuned settings ({type(error).__name__}: {error}). Write it anew: ciar compare "

@@ -142,7 +142,7 @@ def test_processes_that_fail_say_why() -> None:
 
 
 def test_the_command_measures_and_reports(
-    wide_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wide_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     words = ["bench-stream", "--backbone", str(wide_folder), "--rows", "scd", "--rtt", "20", "--threads", "1"]
@@ -162,6 +162,12 @@ def test_the_command_measures_and_reports(
     # Again with another tempo into the same folder: refused before anything is started.
     assert main([*words, "--row-ms", "1"]) == 2
     assert "another tempo" in capsys.readouterr().err
+    # At another round-trip time: what was measured before stays in the report.
+    monkeypatch.setattr("ciar.bench_stream.measure.measure", lambda *_: None)
+    monkeypatch.setattr(RelayLines, "__enter__", lambda self: self)
+    monkeypatch.setattr(RelayLines, "__exit__", lambda *_: None)
+    assert main([*words, "--rtt", "30"]) == 0
+    assert json.loads((out / "bench-stream.json").read_text())["figures"] == document["figures"]
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,12 @@ def test_other_settings_do_not_mix(tmp_path: Path) -> None:
         Records.open(path, SETTINGS | {"seed": 2, "network": {"loss": 0.1}})
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "nothing\n", '{"settings": 3}\n', "[1]\n"])
-def test_files_that_are_something_else(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", [b"", b"{}\n", b"nothing\n", b'{"settings": 3}\n', b"[1]\n", b"\x89PNG\xff\n"]
+)
+def test_files_that_are_something_else(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "records.jsonl"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(DataError, match="Choose another --out"):
         Records.open(path, SETTINGS)
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +49,24 @@ def last_figures(out: str) -> dict[str, float]:
     assert out.count("\n") == 1, "one JSON line on standard output"
     figures: dict[str, float] = json.loads(out)
     return figures
+
+
+def test_a_text_encoder_has_room_beside_its_registers(ciar: Ciar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen of the text slots are registers, so the command asks for more, and for 48 by itself."""
+    asked: list[tuple[Any, ...]] = []
+    made = SimpleNamespace(vocabulary=["a"], caption_dim=128, text_len=48)
+
+    def distil(*values: Any) -> SimpleNamespace:
+        asked.append(values)
+        return made
+
+    monkeypatch.setattr("ciar.training.text.distil_text_encoder", distil)
+    code, _, err = ciar("train", "text", "--model", "folder", "--text-len", "16")
+    assert code == 2
+    assert "from 17 to 512" in err
+    code, out, _ = ciar("train", "text", "--model", "folder", "--work", "run")
+    assert (code, last_figures(out)["text_len"]) == (0, 48)
+    assert asked == [(Path("folder"), Path("run/text"), 128, 48)]
 
 
 def test_tokenizer_codes_backbone(ciar: Ciar, work: Path) -> None:

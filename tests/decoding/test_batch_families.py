@@ -10,9 +10,10 @@ import tiny_chameleon
 import torch
 
 from ciar.decoding.batch import Batch
+from ciar.decoding.gate import top_logits
 from ciar.decoding.oracle import Oracle
 from ciar.decoding.sampling import SamplingLaw, to_law
-from ciar.decoding.scorer import Scoring
+from ciar.decoding.scorer import Reading, Scoring
 from ciar.decoding.strategy import get_strategy
 from ciar.errors import InputError
 from ciar.intervals.thresholds import ThresholdConfig
@@ -97,7 +98,7 @@ def test_quality_makes_the_pictures_of_the_pipeline(anole: Bundle) -> None:
 
 
 def test_the_oracle_knows_the_law_of_the_family(anole: Bundle) -> None:
-    """A gate that keeps a token only where device and cloud agree uploads what it cannot keep."""
+    """A gate that keeps a token where device and cloud agree; the distance is that of the cloud's own law."""
     features, mask = text_features(anole, PROMPTS)
     law = SamplingLaw(top_p=0.9)
     oracle = Oracle(anole.model, features, mask, 3.0, law)
@@ -112,7 +113,24 @@ def test_the_oracle_knows_the_law_of_the_family(anole: Bundle) -> None:
         Scoring("oracle", oracle=oracle),
     )  # fmt: skip
     torch.testing.assert_close(to_law(batch.prefill, law, what="it").exp(), expected)
-    assert all(len(picture.tokens) == 16 for picture in batch.run())
+    states = batch.device_trunk.first_hidden
+    centre = anole.device_model.head.centre_logits(states)
+    drawn = to_law(centre, law, what="it").exp()
+    true = 0.5 * (expected - drawn).abs().sum(-1)
+    reading = Reading(
+        list(range(3)),
+        [[], [], []],
+        [0, 0, 0],
+        states,
+        centre,
+        top_logits(centre),
+        [states[i : i + 1] for i in range(3)],
+    )
+    torch.testing.assert_close(torch.tensor(batch.scorer(reading)), true, atol=1e-4, rtol=0)
+    # A token is asked about where the distance is above the threshold, and from the first on it is told.
+    for picture, distance in zip(batch.run(), true.tolist(), strict=True):
+        assert len(picture.tokens) == 16
+        assert (picture.ledger.decided[0] == "device") == (distance <= 0.5)
 
 
 def test_trees_are_refused_with_a_sentence(anole: Bundle) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -248,6 +249,24 @@ def test_a_backbone_without_a_drafter_says_so(tiny_folder: Path, tmp_path: Path)
     with pytest.raises(CheckpointError, match="ciar train eagle"):
         cloud.open(opening("a cat", "eagle2"))
 
+    class NoLine:
+        def connect(self) -> Any:
+            pytest.fail("a connection that nobody would close")
+
+    split = opening("a cat", "eagle2", options=(("placement", "split"),))
+    with pytest.raises(CheckpointError, match="ciar train eagle"):
+        device_session(cloud.bundle, NoLine(), split).run()
+
+
+def test_a_device_loads_no_layer_of_the_cloud(tiny_folder: Path, tiny_cloud: Cloud) -> None:
+    bundle = load_bundle(tiny_folder)
+    message = opening("a red cat", "eagle2", seed=5, options=(("placement", "split"),))
+    made = device_session(bundle, InProcessTransport(tiny_cloud), message).run()
+    assert made.tokens == picture_of(tiny_cloud, opening("a red cat", "base", seed=5))[0]
+    assert "model" not in vars(bundle)
+    assert len(bundle.gpt_ends.layers) == 0
+    assert tiny_cloud.bundle.gpt_ends is tiny_cloud.bundle.gpt
+
 
 @pytest.mark.parametrize(
     ("branch", "depth", "fits"), [(4, 4, True), (1, 64, True), (32, 5, False), (64, 64, False)]
@@ -259,3 +278,16 @@ def test_a_tree_that_no_server_could_judge_is_refused(branch: int, depth: int, f
     else:
         with pytest.raises(InputError, match="Lower one of them"):
             get_strategy("eagle1-static").values(asked)
+
+
+@pytest.mark.parametrize("name", ["eagle2", "adt-tree"])
+@pytest.mark.parametrize(("branch", "depth", "fits"), [(256, 5, True), (16, 64, True), (256, 6, False)])
+def test_a_drafter_that_no_server_could_feed_is_refused(
+    name: str, branch: int, depth: int, fits: bool
+) -> None:
+    asked = Settings(name, options=(("branch", branch), ("depth", depth)))
+    if fits:
+        assert get_strategy(name).values(asked).whole("branch") == branch
+    else:
+        with pytest.raises(InputError, match="feed the drafter more than 1024"):
+            get_strategy(name).values(asked)

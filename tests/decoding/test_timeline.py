@@ -15,7 +15,7 @@ from ciar.protocol.messages import Draft, Patch
 LINK = Link(step_ms=3.0, pass_ms=10.0, row_ms=0.5, round_trip_ms=40.0)
 
 
-def clock(cloud_op: Any = None, device_op: Any = None) -> tuple[float, Patch]:
+def clock(cloud_op: Any = None, device_op: Any = None, link: Link = LINK) -> tuple[float, Patch]:
     """When a picture of one request is complete, and its patch; with an operation on a side."""
     got: list[Patch] = []
 
@@ -30,7 +30,7 @@ def clock(cloud_op: Any = None, device_op: Any = None) -> tuple[float, Patch]:
             yield cloud_op
         yield Patch(draft.step, 0, (1,), (0,), 1)
 
-    timeline = Timeline(device(), cloud, LINK)
+    timeline = Timeline(device(), cloud, link)
     op = timeline.advance()
     while op is not None:
         assert timeline.on_device == (op is device_op)
@@ -64,3 +64,10 @@ def test_a_pass_takes_its_time_whatever_it_is_over(op: Any, positions: int | Non
 )
 def test_a_drafter_takes_its_time(op: Any, steps: int) -> None:
     assert clock(device_op=op)[0] == pytest.approx(40.0 + 3.0 * steps)
+
+
+@pytest.mark.parametrize(("op", "nodes"), [(GrowTree(), 1), (GrowTree((1, 2, 3), (-1, -1, 0)), 3)])
+def test_a_drafter_beside_the_cloud_takes_the_time_it_is_given(op: Any, nodes: int) -> None:
+    ended, patch = clock(cloud_op=op, link=Link(3.0, 10.0, 0.5, 40.0, node_ms=2.0))
+    assert ended == pytest.approx(40.0 + 2.0 * nodes)
+    assert (patch.cost.passes, patch.cost.cloud_ms) == (0, pytest.approx(2.0 * nodes))

@@ -58,8 +58,21 @@ def test_a_picture_goes_on_from_every_cut(tiny_bundle: Bundle, wire: InProcessTr
         session.run_state.decided[:] = whole.ledger.decided[:cut]
         resumed = session.run()
         assert resumed.tokens == whole.tokens, cut
+        if case == "base":  # the opening, and the first of the patches that come by themselves
+            assert resumed.ledger.critical_round_trips == 2 == whole.ledger.critical_round_trips
         if case != "lossless":  # other windows: the same tokens, other guesses
             assert resumed.ledger.decided == whole.ledger.decided, cut
+
+
+def test_a_whole_picture_that_is_taken_up_asks_for_nothing(
+    tiny_bundle: Bundle, wire: InProcessTransport
+) -> None:
+    whole = picture(tiny_bundle, wire, message_of("base"))
+    session = device_session(tiny_bundle, wire, message_of("base"))
+    session.resume(whole.tokens, whole.ledger.decided)
+    again = session.run()
+    assert again.tokens == whole.tokens
+    assert again.ledger.round_trips == 1
 
 
 def frames_of(case: str, bundle: Bundle, cloud: Cloud) -> dict[str, int]:

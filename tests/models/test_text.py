@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from tiny import WORDS, tiny_text
 
-from ciar.errors import InputError
+from ciar.errors import CheckpointError, InputError
 from ciar.models.text import MAX_PROMPT_CHARS, StaticTextEncoder, clean_prompt
 
 
@@ -91,6 +92,18 @@ def with_registers(count: int) -> StaticTextEncoder:
     return StaticTextEncoder(text.vocabulary, text.table, text.text_len, rows)
 
 
+@pytest.mark.parametrize("count", [8, 9])
+def test_registers_that_leave_no_room_are_refused(tmp_path: Path, count: int) -> None:
+    with pytest.raises(
+        InputError, match=f"no room for a caption beside {count} registers. Use {count + 1} slots"
+    ):
+        with_registers(count)
+    with_registers(7).save(tmp_path)
+    (tmp_path / "text.json").write_text('{"kind": "static", "text_len": 7}')
+    with pytest.raises(CheckpointError, match="no room for a caption"):
+        StaticTextEncoder.load(tmp_path)
+
+
 def test_registers_stand_after_every_caption_and_take_room_from_it(tmp_path: Path) -> None:
     encoder = with_registers(3)
     text = encoder.encode("red cat")
@@ -100,6 +113,18 @@ def test_registers_stand_after_every_caption_and_take_room_from_it(tmp_path: Pat
     assert "the limit is 5" in encoder.encode("a red car with a smiling dog").warnings[0]
     encoder.save(tmp_path)
     assert torch.equal(StaticTextEncoder.load(tmp_path).registers, encoder.registers)
+
+
+@pytest.mark.parametrize("shape", [(3, 15), (3,), (8, 16), (0, 0)])
+def test_registers_that_do_not_fit_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Of another width than the table, or so many that no slot is left for a caption."""
+    encoder = with_registers(3)
+    assert (encoder.caption_dim, encoder.text_len) == (16, 8)
+    encoder.save(tmp_path)
+    tensors = load_file(tmp_path / "text.safetensors")
+    save_file(tensors | {"registers": torch.zeros(shape)}, tmp_path / "text.safetensors")
+    with pytest.raises(CheckpointError, match="damaged"):
+        StaticTextEncoder.load(tmp_path)
 
 
 def test_what_only_reads_captions_sees_no_registers() -> None:

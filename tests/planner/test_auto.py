@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import pytest
 from ciar.cli.inspect import picture_settings
 from ciar.cli.main import main
 from ciar.cloud.sessions import Cloud
-from ciar.decoding.strategy import all_strategies
+from ciar.decoding.strategy import Proposal, all_strategies
+from ciar.device.session import DeviceSession
 from ciar.errors import CloudUnavailable, InputError
 from ciar.models.bundle import Bundle
 from ciar.pipeline import Pipeline
 from ciar.planner.choose import Choice
+from ciar.planner.conditions import Wish
 from ciar.planner.cost import Prediction
 from ciar.planner.measure import Metered
 from ciar.planner.planner import Planner
@@ -71,25 +75,36 @@ def test_the_probe_is_the_beginning_of_the_picture(tiny_bundle: Bundle, tiny_clo
     assert planner.meter.conditions(16, together=True).prefill_ms > 0
 
 
-@pytest.mark.parametrize("wish", ["balanced", "cheapest"])
+NOTHING = Prediction(0, 0, 0, 0, 0, 0, 0)
+
+
+# Not ``ciar-stream``, whose relaxed pictures depend on what arrives when.
+@pytest.mark.parametrize(
+    ("wish", "name"),
+    [
+        *(("balanced", "slack-16"), ("balanced", "scd-slack-8")),
+        *(("cheapest", "scd-slack-4-16"), ("cheapest", "ciar")),
+    ],
+)
 def test_other_wishes_give_what_the_named_plan_gives(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, wish: str
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, wish: Wish, name: str
 ) -> None:
+    plan = BY_NAME[name]
+    assert plan.permits(wish)
+    monkeypatch.setattr(Planner, "choose", lambda self, wish: Choice(plan, NOTHING, "chosen", ()))
     monkeypatch.setattr(Planner, "review", lambda self, wish, plan, done: None)
     pipe = Pipeline(tiny_bundle)
     found = pipe(PROMPTS, seed=5, strategy="auto", wish=wish, output_type="tokens")
-    for prompt, plans, tokens in zip(PROMPTS, found.plans, found.tokens, strict=True):
-        (plan,) = plans
-        again = pipe(
-            prompt,
-            seed=5,
-            strategy=plan.strategy,
-            window=plan.window,
-            options=dict(plan.options),
-            output_type="tokens",
-        )
-        if plan.strategy != "ciar-stream":  # whose relaxed pictures depend on what arrives when
-            assert tokens == again.tokens[0]
+    again = pipe(
+        PROMPTS,
+        seed=5,
+        strategy=plan.strategy,
+        window=plan.window,
+        options=dict(plan.options),
+        output_type="tokens",
+    )
+    assert found.plans == [(plan,)] * len(PROMPTS)
+    assert found.tokens == again.tokens
 
 
 def test_offline_needs_no_cloud_and_the_others_do(tiny_bundle: Bundle) -> None:
@@ -138,14 +153,13 @@ STARTS = (
 def test_a_picture_that_changes_its_plan_is_the_same(
     pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, start: Plan, end: str
 ) -> None:
-    nothing = Prediction(0, 0, 0, 0, 0, 0, 0)
     monkeypatch.setattr(Planner, "needs_probe", lambda self, wish: False)
-    monkeypatch.setattr(Planner, "choose", lambda self, wish: Choice(start, nothing, "first", ()))
+    monkeypatch.setattr(Planner, "choose", lambda self, wish: Choice(start, NOTHING, "first", ()))
     monkeypatch.setattr(
         Planner,
         "review",
         lambda self, wish, plan, done: (
-            Choice(BY_NAME[end], nothing, f"at {done}", ()) if plan is start and done >= 4 else None
+            Choice(BY_NAME[end], NOTHING, f"at {done}", ()) if plan is start and done >= 4 else None
         ),
     )
     base = pipe("a cat", seed=3, strategy="base", output_type="tokens")
@@ -161,7 +175,7 @@ def test_a_picture_that_changes_its_plan_is_the_same(
     assert found.why[0].startswith("first; at ")
 
 
-def test_a_caller_may_stop_in_any_leg(tiny_bundle: Bundle) -> None:
+def test_a_caller_may_stop(tiny_bundle: Bundle) -> None:
     seen: list[int] = []
 
     def stop(pipe: Pipeline, step: int, info: dict[str, Any]) -> bool:
@@ -172,6 +186,35 @@ def test_a_caller_may_stop_in_any_leg(tiny_bundle: Bundle) -> None:
     assert (out.tokens, len(seen)) == ([], 1)
 
 
+def test_a_cold_first_step_is_not_the_price_of_a_step(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps that were timed are in the ledger, and a plan without the device would never correct them."""
+    monkeypatch.setattr(Planner, "choose", lambda self, wish: Choice(BY_NAME["base"], NOTHING, "base", ()))
+    pipe = Pipeline(tiny_bundle)
+    waits_s = [0.2]
+
+    def cold(*values: Any) -> DeviceSession:
+        session = DeviceSession(*values)
+        if session.proposer is not None:
+            propose = session.proposer.propose
+
+            def slowly(*asked: Any) -> Proposal:
+                time.sleep(waits_s.pop() if waits_s else 0.0)
+                return propose(*asked)
+
+            monkeypatch.setattr(session.proposer, "propose", slowly)
+        return session
+
+    monkeypatch.setattr(pipe, "session_of", cold)
+    out = pipe("a cat", num_images_per_prompt=2, seed=1, strategy="auto", wish="exact", output_type="tokens")
+    assert 0 < pipe.planner.meter.step_ms < 20
+    first, second = out.ledgers
+    assert (first.device_steps, first.discarded) == (7, 8)  # a token behind the last step is never fed
+    assert first.device_ms > 200
+    assert (second.device_steps, second.discarded, second.device_ms) == (0, 0, 0.0)
+
+
 def test_a_table_beside_the_backbone_is_read(tiny_folder: Path, tiny_bundle: Bundle) -> None:
     path = tiny_folder / "agreement.json"
     try:
@@ -180,6 +223,10 @@ def test_a_table_beside_the_backbone_is_read(tiny_folder: Path, tiny_bundle: Bun
         path.write_text("{")
         with pytest.raises(InputError, match=r"agreement\.json is no JSON"):
             _ = Pipeline(tiny_bundle).planner
+        path.chmod(0)
+        if not os.access(path, os.R_OK):  # root reads everything
+            with pytest.raises(InputError, match=r"agreement\.json cannot be read"):
+                _ = Pipeline(tiny_bundle).planner
     finally:
         path.unlink()
 
@@ -212,3 +259,14 @@ def test_the_command_names_what_really_ran(ciar: Callable[..., tuple[int, str, s
 def test_the_command_refuses_a_wish_without_auto(ciar: Callable[..., tuple[int, str, str]]) -> None:
     code, _, err = ciar("--wish", "exact")
     assert (code, "--wish is for --strategy auto" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [(("--window", "8"), "chooses the window itself"), (("--set", "allowance=1"), "no option 'allowance'")],
+)
+def test_the_command_refuses_what_auto_decides_before_a_model_is_loaded(
+    ciar: Callable[..., tuple[int, str, str]], words: tuple[str, ...], sentence: str
+) -> None:
+    code, _, err = ciar("--strategy", "auto", *words, "--backbone", "nowhere")
+    assert (code, sentence in err) == (2, True)

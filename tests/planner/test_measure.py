@@ -78,6 +78,7 @@ class Line:
     bytes_up: int = 0
     bytes_down: int = 0
     sent: list[Message] = field(default_factory=list)
+    computes_ms: float = 0.0
 
     def connect(self) -> Line:
         self.clock.now_s += 0.040
@@ -86,6 +87,7 @@ class Line:
     def send(self, message: Message) -> None:
         self.sent.append(message)
         self.bytes_up += 100
+        self.clock.now_s += self.computes_ms / 1e3
 
     def receive(self, timeout_s: float | None = None) -> Message:
         took_ms, message = self.answers.pop(0)
@@ -116,6 +118,7 @@ def test_exchanges_are_timed() -> None:
     connection = Metered(line, meter, clock).connect()
     connection.send(Open("tiny", "a cat", Settings("lossless")))
     connection.receive()
+    assert meter.rtt_ms() == pytest.approx(20.0)  # until a draft was answered
     connection.send(Draft(0, 0, (1,), (False,)))
     for _ in range(2):
         connection.receive()
@@ -126,9 +129,37 @@ def test_exchanges_are_timed() -> None:
     connection.receive()
     connection.close()
     found = meter.conditions(16, together=False)
-    assert [ms for _, ms in meter._trips] == pytest.approx([20.0, 20.0, 10.0])
-    assert [size for size, _ in meter._trips] == [150, 150, 150]
-    assert (found.rtt_ms, found.connect_ms, found.prefill_ms) == pytest.approx((20.0, 40.0, 15.0))
+    assert [ms for _, ms in meter._trips] == pytest.approx([20.0, 10.0])
+    assert [size for size, _ in meter._trips] == [150, 150]
+    assert (found.rtt_ms, found.connect_ms, found.prefill_ms) == pytest.approx((15.0, 40.0, 15.0))
     assert found.pass_ms == pytest.approx(11.0)
     assert (connection.bytes_up, connection.bytes_down) == (line.bytes_up, line.bytes_down)
     assert meter.knows_cloud
+
+
+def test_what_is_computed_while_a_message_is_sent_is_no_round_trip() -> None:
+    """In one process the cloud makes its whole answer, of many patches, before ``send`` returns."""
+    clock, meter = Clock(), Meter(0.0)
+    answers: list[tuple[float, Message]] = [
+        (0.0, Opened("x", 16, 64, passes=1, token_rows=20, cloud_ms=15.0))
+    ]
+    answers += [(1.0, patch(0, 16, 32, 160.0)), (0.0, patch(0, 16, 32, 160.0))]
+    connection = Metered(Line(clock, answers, computes_ms=700.0), meter, clock).connect()
+    connection.send(Open("tiny", "a cat", Settings("base")))
+    connection.receive()
+    assert meter.rtt_ms() == 0.0
+    connection.send(Draft(0, 0, want=16))
+    for _ in range(2):
+        connection.receive()
+    assert [ms for _, ms in meter._trips] == [0.0]
+    assert meter.knows_cloud
+
+
+def test_openings_tell_nothing_of_the_bandwidth() -> None:
+    """What a server does with the words of a prompt is in no cost, and grows with nothing that travels."""
+    meter = Meter()
+    for size in (50, 60, 800, 50, 900, 1000, 55, 850):
+        meter.greeted(500.0)
+        meter.answered(size, 30.0 + 0.1 * size)
+    assert meter.rtt_ms() == pytest.approx(30.0)
+    assert meter.ms_per_byte() == pytest.approx(0.1)

@@ -8,7 +8,7 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from ciar.errors import ProtocolError
-from ciar.protocol import Draft, Patch, decode, encode
+from ciar.protocol import MAX_TOKENS, Draft, Patch, decode, encode
 
 TREE = Draft(3, 5, (7, 300, 7, 9), (False,) * 4, parents=(-1, -1, 1, 2))
 PATCH = Patch(3, 5, (7, 300), (2, 3), 7)
@@ -53,3 +53,10 @@ def test_parents_that_make_no_tree_are_refused(parents: tuple[int, ...], words: 
 def test_features_are_bytes() -> None:
     with pytest.raises(ProtocolError, match=r"patch\.features must be bytes"):
         encode(replace(PATCH, features="ab"))  # type: ignore[arg-type]
+
+
+def test_a_tree_ends_where_its_longest_path_does() -> None:
+    last = replace(TREE, start=MAX_TOKENS - 3)
+    assert decode(encode(last)) == last
+    with pytest.raises(ProtocolError, match="draft ends at position"):
+        encode(replace(TREE, start=MAX_TOKENS - 2))

@@ -66,7 +66,9 @@ def test_codes_that_look_alike_start_alike() -> None:
 def make_task(loop: LoopConfig, registers: int = 4, plan_first: int = 0) -> BackboneTask:
     text = tiny_text()
     rows = make_registers(registers, text.caption_dim)
-    config = BackboneConfig(batch=8, plan_batch=8, plan_first=plan_first, plan_layers=1, lr=5e-3, compile=False)
+    config = BackboneConfig(
+        batch=8, plan_batch=8, plan_first=plan_first, plan_layers=1, lr=5e-3, compile=False
+    )
     codes = torch.randint(8, (len(ICONS), 16), generator=torch.Generator().manual_seed(2))
     return BackboneTask(
         codes,
@@ -149,6 +151,8 @@ def test_without_registers_there_is_no_plan() -> None:
     assert set(task.modules) == {"gpt"}
     _, figures = task.loss(0, torch.Generator())
     assert float(figures["plan"]) == 0.0
+    with pytest.raises(DataError, match="first 2 steps are to learn the plan"):
+        make_task(LoopConfig(), registers=0, plan_first=2)
 
 
 def test_a_longer_null_caption_keeps_what_an_older_model_had_of_it() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ciar.intervals.scores import total_variation
 from ciar.models.device import DeviceConfig, DeviceModel
+from ciar.training import device as device_module
 from ciar.training.captions import CaptionBank
 from ciar.training.data.emoji import Icon
 from ciar.training.device import DeviceTask, DeviceTrainConfig, FeatureTask, agreement, start_from_cloud
@@ -111,10 +112,16 @@ def test_what_comes_before_the_first_learned_position_is_not_learned(teacher: Te
     assert len({round(float(loss), 6) for loss in losses.values()}) == 3
 
 
-def test_agreement_is_the_definition(teacher: TeacherSet) -> None:
+def test_agreement_is_the_definition(teacher: TeacherSet, monkeypatch: pytest.MonkeyPatch) -> None:
     device = fresh_device().eval()
     start_from_cloud(device, CLOUD)
+    rows: list[int] = []
+    hidden_of = device.train_hidden
+    monkeypatch.setattr(device_module, "_AGREED", 5 * 16 + 3)
+    monkeypatch.setattr(device, "train_hidden", lambda f, m, c: rows.append(len(c)) or hidden_of(f, m, c))
     found = agreement(device, teacher, BANK, batch=7)
+    assert rows == [5, 5, 5, 5, 4]  # as many positions as may be in memory
+    monkeypatch.undo()
     features, mask = BANK.mixed(PICTURES)
     with torch.no_grad():
         p = guided_logits(CLOUD, features, mask, CODES, 2.0)

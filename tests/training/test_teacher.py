@@ -12,6 +12,7 @@ from tiny import tiny_device, tiny_gpt, tiny_text
 from torch import Tensor
 
 from ciar.decoding.sampling import SamplingLaw, guide
+from ciar.models.families import for_decoding
 from ciar.training import teacher as teacher_module
 from ciar.training.teacher import TEACHER_TOP_K, build_teacher_set, drifted_sequences, guided_logits
 
@@ -99,6 +100,26 @@ def test_a_cache_of_something_else_is_made_anew(tmp_path: Path, changed: str) ->
     fresh = build_teacher_set(**(values | other), features_of=features_of, out=tmp_path / "fresh")  # type: ignore[arg-type]
     assert (np.asarray(again.logits) == np.asarray(fresh.logits)).all()
     assert (np.asarray(again.indices) == np.asarray(fresh.indices)).all()
+
+
+def test_a_cache_that_was_emptied_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    """Another run that is stopped at once leaves zeros, and says so to whoever comes back."""
+    first = build_teacher_set(CLOUD, CODES, torch.arange(5), features_of, 3.0, tmp_path)
+    logits, indices = np.array(first.logits), np.array(first.indices)
+
+    def stopped(_: Tensor) -> tuple[Tensor, Tensor]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_teacher_set(CLOUD, CODES, torch.arange(5), stopped, 2.0, tmp_path)
+    again = build_teacher_set(CLOUD, CODES, torch.arange(5), features_of, 3.0, tmp_path)
+    assert (again.logits == logits).all()
+    assert (again.indices == indices).all()
+
+
+def test_a_model_in_its_decoding_form_needs_a_digest(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs the digest"):
+        build_teacher_set(for_decoding(CLOUD), CODES, torch.arange(5), features_of, 3.0, tmp_path)
 
 
 def test_drifted_sequences_keep_a_real_prefix_and_draw_the_rest() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from transport.fake_cloud import opening
+from websockets.exceptions import ConnectionClosedOK
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.sync.server import ServerConnection
@@ -231,8 +232,9 @@ def test_the_token_travels_in_a_header() -> None:
         seen.append(request.headers.get("Authorization"))
 
     with speaking(handler) as url:
-        WebSocketTransport(url, token="abc").connect().close()
-        WebSocketTransport(url).connect().close()
+        for token in ("abc", None):
+            with WebSocketTransport(url, token=token).connect() as connection:
+                quickly(connection.receive, CloudUnavailable)  # the handler is through
     assert seen == ["Bearer abc", None]
 
 
@@ -347,15 +349,45 @@ def test_a_network_that_swallows_everything_is_given_up() -> None:
         stop.set()
 
 
-def test_closing_does_not_wait_for_a_farewell() -> None:
+def test_closing_says_farewell_and_waits_for_none() -> None:
+    """Nobody answers: closing is over at once, and the socket is after a second."""
     stop = threading.Event()
-    with listening(lambda peer: black_hole(peer, stop)) as url:
+    rest: list[bytes] = []
+
+    def silent(peer: socket.socket) -> None:
+        black_hole(peer, stop)
+        peer.settimeout(5)
+        while rest[-1:] != [b""]:
+            rest.append(peer.recv(100))
+
+    with listening(silent) as url:
         connection = WebSocketTransport(url).connect()
         began = time.monotonic()
         connection.close()
         connection.close()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 0.5
+        with pytest.raises(CloudUnavailable, match="is over"):
+            connection.send(opening())
         stop.set()
+    assert rest[0][0] == 0x88  # a last frame that closes (RFC 6455, section 5.2)
+    assert rest[-1] == b""
+
+
+def test_a_farewell_arrives_and_what_came_before_it_counts() -> None:
+    told = threading.Event()
+
+    def handler(connection: ServerConnection) -> None:
+        connection.send(OPENED)
+        with pytest.raises(ConnectionClosedOK):
+            connection.recv()
+        told.set()
+
+    with speaking(handler) as url:
+        connection = WebSocketTransport(url).connect()
+        connection.receive()
+        connection.close()
+        assert connection.bytes_down == len(OPENED)
+        assert told.wait(5)
 
 
 def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

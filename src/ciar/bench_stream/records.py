@@ -53,13 +53,13 @@ class Records:
         return records
 
     def _read(self) -> None:
-        *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
         try:
+            *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
             lines: list[dict[str, Any]] = [json.loads(line) for line in whole]
             found = dict(lines[0]["settings"])
             for line in lines[1:]:
                 self._take(line)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise DataError(
                 f"{self.path} is no file of this benchmark, or damaged ({error}). Choose another --out."
             ) from None

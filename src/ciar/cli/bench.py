@@ -24,6 +24,8 @@ examples:
   ciar bench --once --backbone anole-random --tokens 128
 """
 
+_PICTURES = 4
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``ciar bench``."""
@@ -33,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, mps (default: cpu)"
     )
-    parser.add_argument(
-        "--pictures", type=whole(1, 1000), default=4, metavar="N", help="pictures a repeat (default: 4)"
-    )
+    parser.add_argument("--pictures", type=whole(1, 1000), metavar="N", help="pictures a repeat (default: 4)")
     parser.add_argument("--repeats", type=whole(1, 100), default=3, metavar="N", help="repeats (default: 3)")
     parser.add_argument(
         "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="of the first picture"
@@ -53,9 +53,11 @@ def run(options: argparse.Namespace) -> int:
     """Runs the benchmark. Returns 0.
 
     Raises:
-        InputError: ``--tokens`` without ``--once``.
+        InputError: ``--tokens`` without ``--once``, or ``--pictures`` with it.
     """
     if options.once:
+        if options.pictures is not None:
+            raise InputError("--once makes one picture a strategy. Leave --pictures out, or --once.")
         return _once(options)
     if options.tokens is not None:
         raise InputError("--tokens is for --once: a benchmark with repeats makes whole pictures.")
@@ -64,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     result = bench(
         options.backbone,
         device=options.device,
-        pictures=options.pictures,
+        pictures=_PICTURES if options.pictures is None else options.pictures,
         repeats=options.repeats,
         seed=options.seed,
         threads=options.threads,

@@ -135,7 +135,8 @@ def run(options: argparse.Namespace) -> int:
 
     def report() -> str:
         beat = None if tempo is None else (tempo["pass_ms"], tempo["row_ms"])
-        found = figures(records, rows, options.rtt, beat)
+        measured = {rtt_ms for rtt_ms, _, _ in records.pictures}  # by earlier calls too
+        found = figures(records, rows, sorted({*options.rtt, *measured}), beat)
         for path in write(found, records, options.out):
             note(f"wrote {path}")
         return markdown(found, records)

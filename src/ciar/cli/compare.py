@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ciar.cli.judging import Bench, add_judging, origin
 from ciar.cli.output import note, say, table
 from ciar.cli.parser import Command, real, whole
-from ciar.errors import InputError
+from ciar.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from ciar.models.bundle import Bundle
@@ -21,7 +21,8 @@ costs, how fast it is here, and how its pictures compare with plain AR's. With -
 written as compare.json, compare.md and compare.png as well.
 
 With --tune nothing is compared: for each strategy the settings that it declares are tried on prompts of
-their own, and the cheapest that keeps the quality is written down, for --settings."""
+their own, and the cheapest that keeps the quality is written down, for --settings. Each strategy is
+written as soon as it is tried, and the same command goes on from there."""
 
 EPILOG = """\
 examples:
@@ -134,10 +135,15 @@ def _tune(options: argparse.Namespace, bundle: Bundle) -> int:
     runs = runs_of(options.strategies, bundle)
     if given := [run.label for run in runs if ":" in run.label]:
         raise InputError(f"--tune chooses settings itself; give names alone, not {given[0]!r}.")
+    if options.tune.is_dir():
+        raise DataError(f"{options.tune} is a folder. Name a file with --tune.")
     bench = Bench.of(options.work)
     prompts, names = bench.prompts(options.images, calibration=True)
-    options.tune.parent.mkdir(parents=True, exist_ok=True)
-    document = {"version": __version__} | tune(
+
+    def keep(found: dict[str, Any]) -> None:
+        _write(options.tune, {"version": __version__} | found)
+
+    document = tune(
         bundle,
         bench.judge,
         prompts,
@@ -148,8 +154,10 @@ def _tune(options: argparse.Namespace, bundle: Bundle) -> int:
         seed=options.seed,
         batch=options.batch,
         note=note,
+        before=_before(options.tune),
+        keep=keep,
     )
-    options.tune.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    keep(document)
     rows = [["strategy", "setting", "cost", "loss"]]
     for name, one in document["strategies"].items():
         (best,) = [trial for trial in one["trials"] if trial["label"] == one["setting"]]
@@ -157,6 +165,32 @@ def _tune(options: argparse.Namespace, bundle: Bundle) -> int:
         rows.append([name, one["setting"], f"{best['cost']:.3f}", loss])
     say(table(rows, "<<><"))
     return 0
+
+
+def _before(path: Path) -> dict[str, Any]:
+    """What an earlier call wrote; nothing where there is no such document."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Writes the document whole or not at all.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written ({error.strerror}). Name another file with --tune."
+        ) from None
 
 
 COMMAND = Command(

@@ -22,6 +22,7 @@ from ciar.cli.paths import BESIDE, SUFFIXES, Target, check_writable, plan
 from ciar.cli.progress import Progress
 from ciar.cli.report import Made, describe, document
 from ciar.errors import InputError
+from ciar.planner.conditions import WISHES
 from ciar.protocol.messages import option_value
 from ciar.version import __version__
 
@@ -107,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     method.add_argument(
         "--wish",
-        choices=("exact", "balanced", "cheapest", "offline"),
+        choices=WISHES,
         help="what auto aims at: the cloud's own picture, a near one sooner, the least work for the cloud, "
         "or no cloud (default: balanced)",
     )
@@ -197,6 +198,10 @@ def run(options: argparse.Namespace) -> int:
     seed = secrets.randbits(32) if options.seed is None else options.seed
     targets = plan(prompts, options.n, seed, options.out, options.heatmap)
     check_writable(targets, options.force)
+    if options.strategy == "auto":
+        from ciar.pipeline import check_wishes  # as slow to import as in load_pipeline
+
+        check_wishes("auto", options.wish, options.window, dict(options.options or ()))
     progress = Progress(sys.stderr, len(targets), quiet=options.quiet)
     progress.message(f"loading {printable(options.backbone)} ...")
     made: list[Made] = []

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ciar.decoding.drafter import Drafter
 from ciar.decoding.eagle import EagleDrafter
 from ciar.decoding.rows import scattered_mask
-from ciar.decoding.sampling import guide
+from ciar.decoding.sampling import guide_rows
 from ciar.decoding.strategy import Pass, Scatter
 from ciar.models.cache import KVCache
 from ciar.models.device import DeviceModel, DeviceTrunk
@@ -61,12 +61,19 @@ class CloudEngine:
     Args:
         model: an AR model of any family (``models.families``).
         device_model: the copy.
+        device_trunk: its trunk, where one was made already.
     """
 
-    def __init__(self, model: nn.Module, device_model: DeviceModel | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device_model: DeviceModel | None = None,
+        device_trunk: DeviceTrunk | None = None,
+    ) -> None:
         self.model = for_decoding(model)
-        self.device_model = device_model
-        self.device_trunk = None if device_model is None else DeviceTrunk(device_model)
+        self.device_model, self.device_trunk = device_model, device_trunk
+        if device_model is not None and device_trunk is None:
+            self.device_trunk = DeviceTrunk(device_model)
         self._lock = threading.Lock()
 
     def open(
@@ -94,7 +101,7 @@ class CloudEngine:
         rows, valid, _ = prompt.x.shape
         attention = None if prompt.mask is None else self._mask(prompt.mask, valid, valid)
         hidden = model.forward(prompt.x, model.config.text_len - valid, prompt.cache, attention)
-        logits = self._guided(model.head(hidden[:, -1]), guidance)
+        logits = guide_rows(model.head(hidden[:, -1]), guidance)
         kept = prompt.x, hidden
         return Slot(prompt.cache, guidance, prompt.mask, logits, text=kept, passes=1, token_rows=rows)
 
@@ -132,7 +139,7 @@ class CloudEngine:
             if slot.text_mask is not None:
                 mask = self._mask(slot.text_mask, n, start + n - slot.cache.first)
             hidden = model.forward(x.expand(rows, -1, -1), start, slot.cache, mask)
-            logits = self._guided(model.head(hidden[:, -request.want :]), slot.scale)
+            logits = guide_rows(model.head(hidden[:, -request.want :]), slot.scale)
             if slot.eagle is not None:
                 slot.eagle.saw(request.start, hidden)
         slot.passes += 1
@@ -155,14 +162,10 @@ class CloudEngine:
             where = torch.tensor(request.positions, device=device) + model.config.text_len
             mask = scattered_mask(request, model.config.text_len - slot.cache.first, slot.text_mask, rows)
             hidden = model.forward(x, where.expand(rows, -1), slot.cache, mask.to(device))
-            logits = self._guided(model.head(hidden), slot.scale)
+            logits = guide_rows(model.head(hidden), slot.scale)
         slot.passes += 1
         slot.token_rows += len(request.ids) * rows
         return logits
-
-    @staticmethod
-    def _guided(logits: Tensor, scale: float) -> Tensor:
-        return logits[0] if len(logits) == 1 else guide(logits[0], logits[1], scale)
 
     @staticmethod
     def _mask(text_mask: Tensor, n: int, length: int) -> Tensor:

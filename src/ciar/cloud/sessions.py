@@ -47,8 +47,12 @@ class Cloud:
         self.bundle = bundle
         self.backbone = bundle.name
         self.weights = bundle.weights
-        device_model = bundle.device_model if bundle.config.get("devices") else None
-        self.engine = CloudEngine(bundle.model, device_model)
+        drafts = bool(bundle.config.get("devices"))
+        self.engine = CloudEngine(
+            bundle.model,
+            bundle.device_model if drafts else None,
+            bundle.device_trunk if drafts else None,
+        )
 
     @cached_property
     def codebook(self) -> Codebook:

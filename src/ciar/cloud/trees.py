@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ciar.cloud.engine import CloudEngine, Slot
 from ciar.decoding.eagle import EagleDrafter, keep_cells, tree_forward
-from ciar.decoding.sampling import guide
+from ciar.decoding.sampling import guide_rows
 from ciar.decoding.strategy import GrowTree, KeepPath, TellFeatures, TreeOp
 from ciar.errors import InputError
 from ciar.models.eagle import EagleModel
@@ -72,7 +72,7 @@ def answer_tree(engine: CloudEngine, slot: Slot, op: TreeOp, tokens: list[int]) 
         logits = model.head(hidden[:, known - 1 :])
         slot.passes += 1
         slot.token_rows += fed * len(logits)
-        return logits[0] if len(logits) == 1 else guide(logits[0], logits[1], slot.scale)
+        return guide_rows(logits, slot.scale)
 
 
 def _decoding(engine: CloudEngine) -> InferenceGPT:

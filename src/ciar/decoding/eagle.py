@@ -9,14 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ciar.decoding.feature_rows import as_travelled, pack_rows, row_bytes, unpack_rows
-from ciar.decoding.sampling import guide
+from ciar.decoding.sampling import guide_rows
 from ciar.decoding.strategy import GrowTree, TakeFeatures, TellFeatures, TreePass
-from ciar.decoding.trees import ancestry, depths_of
+from ciar.decoding.trees import ancestry
 from ciar.errors import ProtocolError
 from ciar.models.cache import KVCache
 from ciar.models.eagle import EagleModel, pair_mask
 from ciar.models.gpt import GPT
 from ciar.models.inference import InferenceGPT
+from ciar.protocol.messages import depths_of
 
 #: Most bytes of features that one answer tells: well within a frame.
 MOST_TOLD_BYTES = 1 << 19
@@ -30,7 +31,7 @@ class EagleDrafter:
 
     Args:
         eagle: the drafter.
-        cloud: the cloud model that it was trained on.
+        cloud: the cloud model that it was trained on; its layers are not used.
         scale: guidance.
         folded: whether hidden states come without the weights of the cloud's final norm, as the
             decoding form of the model gives them in float32.
@@ -129,8 +130,7 @@ class EagleDrafter:
     def grow(self, tokens: list[int], op: GrowTree) -> Tensor:
         """Answers a :class:`GrowTree`: guided logits, float32 [max(1, n), vocab]."""
         hidden = self._extend(op) if op.ids else self._begin(tokens)
-        logits = self.cloud.head(hidden)
-        return logits[0] if len(logits) == 1 else guide(logits[0], logits[1], self.scale)
+        return guide_rows(self.cloud.head(hidden), self.scale)
 
     def _begin(self, tokens: list[int]) -> Tensor:
         if self.seen < len(tokens) - 1:

@@ -36,9 +36,13 @@ def make_patch(run: CloudRun, draft: Draft, start: int) -> Patch:
 
 def listen(run: DeviceRun) -> DeviceHalf:
     """Device half without a device model: asks for everything at once and takes the patches as they come."""
+    if len(run.tokens) == run.total:  # resumed behind its last token
+        return
     yield Send(Draft(run.next_step(), len(run.tokens), want=run.total - len(run.tokens)))
+    first = True
     while len(run.tokens) < run.total:
-        patch: Patch = yield Receive(critical=not run.tokens)
+        patch: Patch = yield Receive(critical=first)
+        first = False
         run.apply(patch)
         yield Commit(len(run.tokens))
 

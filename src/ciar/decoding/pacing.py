@@ -84,7 +84,11 @@ class Pacer:
 
 
 class PassTimes:
-    """Splits the time of passes into what each costs and what each of its rows does: a running line fit."""
+    """Splits the time of passes into what each costs and what each of its rows does: a running line fit.
+
+    For one picture, whose passes differ in width all the time. ``ciar.planner.measure.PassMeter`` is for
+    many, of which most have passes of one width: it keeps the price of a row where this forgets it.
+    """
 
     def __init__(self) -> None:
         self._sums = [0.0] * 5  # weight, rows, time, rows squared, rows times time

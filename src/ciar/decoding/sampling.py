@@ -64,6 +64,16 @@ def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
     return unconditional + scale * (conditional - unconditional)
 
 
+def guide_rows(logits: Tensor, scale: float) -> Tensor:
+    """What a model's rows say together: [1 or 2, ..., vocab] to [..., vocab].
+
+    Args:
+        logits: of the conditional row, and under guidance of the unconditional one.
+        scale: guidance; nothing where there is one row.
+    """
+    return logits[0] if len(logits) == 1 else guide(logits[0], logits[1], scale)
+
+
 def filter_logits(logits: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Logits [..., vocab] with everything outside top-k, then top-p, set to minus infinity.
 

@@ -43,12 +43,14 @@ class Link:
         pass_ms: one pass of the cloud, beside its rows.
         row_ms: each position that a pass processes.
         round_trip_ms: there and back.
+        node_ms: one token of a tree that is drafted in the cloud; free where nothing is said.
     """
 
     step_ms: float = 1.0
     pass_ms: float = 0.0
     row_ms: float = 0.0
     round_trip_ms: float = 0.0
+    node_ms: float = 0.0
 
 
 class Timeline:
@@ -181,6 +183,10 @@ class Timeline:
                 took_ms = self.link.pass_ms + self.link.row_ms * rows
                 before = self._spent
                 self._spent = Cost(before.passes + 1, before.token_rows + rows, before.cloud_ms + took_ms)
+                self.cloud_ms += took_ms
+            elif isinstance(op, GrowTree):
+                took_ms = self.link.node_ms * _steps(op)
+                self._spent = replace(self._spent, cloud_ms=self._spent.cloud_ms + took_ms)
                 self.cloud_ms += took_ms
             return op
         return None

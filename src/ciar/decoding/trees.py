@@ -19,7 +19,7 @@ from ciar.decoding.acceptance import Rule
 from ciar.decoding.sampling import choose, to_law
 from ciar.decoding.strategy import CloudRun, DeviceRun, GrowTree, KeepPath, Noise, TreePass
 from ciar.errors import ProtocolError
-from ciar.protocol.messages import Draft
+from ciar.protocol.messages import Draft, depths_of
 
 
 @dataclass
@@ -45,14 +45,6 @@ class Tree:
     def children(self, node: int) -> list[int]:
         """Numbers of a node's children, in drafting order."""
         return [child for child, parent in enumerate(self.parents) if parent == node]
-
-
-def depths_of(parents: list[int]) -> list[int]:
-    """Depth of each node; children of the known token have depth 1."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return depths
 
 
 #: Most tokens of a tree: more would take a server's memory for one client.

@@ -234,10 +234,11 @@ class DeviceSession:
     def _connect(self) -> Connection:
         assert self.transport is not None, "a strategy that uses a cloud is given a transport"
         run = self.run_state
-        connection = self.transport.connect()
+        # Before the connection, which nobody would close if the drafter could not be built.
         if self.strategy.drafts_trees(self.message.settings):
             self.ledger.device_steps += 0 if self.eagle is None else self.eagle.steps
             self.eagle = self._eagle_drafter()  # anew: the cloud tells its features from the beginning
+        connection = self.transport.connect()
         deciders = tuple(DECIDERS.index(d) for d in run.decided)
         began = time.perf_counter()
         try:
@@ -262,7 +263,7 @@ class DeviceSession:
     @torch.inference_mode()
     def _eagle_drafter(self) -> EagleDrafter:
         """The EAGLE drafter before the cloud has told any features; the prompt is embedded here."""
-        cloud, settings, encode = self.bundle.gpt, self.message.settings, self.bundle.text.encode
+        cloud, settings, encode = self.bundle.gpt_ends, self.message.settings, self.bundle.text.encode
         negative = encode(self.message.negative_prompt) if self.message.negative_prompt else None
         null = cloud.cls_embedding.uncond_embedding
         rows, mask = caption_rows(

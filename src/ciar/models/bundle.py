@@ -20,13 +20,14 @@ from ciar.models.device import DeviceConfig, DeviceModel, DeviceTrunk
 from ciar.models.eagle import EagleModel
 from ciar.models.families import FAMILIES
 from ciar.models.family import ImageTokenizer, Sizes
-from ciar.models.gpt import GPT
+from ciar.models.gpt import GPT, GPTConfig
 from ciar.models.matrix import Matrix
 from ciar.models.text import TextEncoder
 from ciar.models.text_kinds import TextConfig, open_text_encoder
 from ciar.models.vq import VQConfig, VQModel
 
 Module = TypeVar("Module", bound=torch.nn.Module)
+Kind = TypeVar("Kind")
 
 #: Backbones that ship with the package.
 EMBEDDED = Path(__file__).resolve().parent.parent / "weights"
@@ -215,13 +216,30 @@ class Bundle:
         """
         return self._of_llamagen(self.image_tokenizer, VQModel)
 
-    def _of_llamagen(self, module: nn.Module, kind: type[Module]) -> Module:
-        if not isinstance(module, kind):
+    @cached_property
+    def gpt_ends(self) -> GPT:
+        """The cloud model without its layers: what a drafter on its features needs, on a device.
+
+        Where the whole model is here already, it is that one.
+
+        Raises:
+            InputError: it is of another family.
+        """
+        if "model" in vars(self):
+            return self.gpt
+        config = replace(self._of_llamagen(self.gpt_config, GPTConfig), n_layer=0)
+        tensors, path = self._tensors("gpt")
+        ends = {name: value for name, value in tensors.items() if not name.startswith("layers.")}
+        module = build_from(lambda: GPT(config), ends, path, self.dtype)
+        return module.to(self.device).eval().requires_grad_(False)
+
+    def _of_llamagen(self, part: object, kind: type[Kind]) -> Kind:
+        if not isinstance(part, kind):
             raise InputError(
                 f"This works with backbones of the LlamaGen family, and {self.name} is of the family "
                 f"{self.family.title}. Choose another with --backbone."
             )
-        return module
+        return part
 
     @cached_property
     def codes(self) -> Tensor:
@@ -261,7 +279,7 @@ class Bundle:
             CheckpointError: there is none.
             InputError: the cloud model is of a family for which there is none.
         """
-        config = self.gpt.config
+        config = self._of_llamagen(self.gpt_config, GPTConfig)
         if not self.has_eagle:
             raise CheckpointError(
                 f"{self.folder} holds no EAGLE drafter. Train one with ciar train eagle and pack it with "

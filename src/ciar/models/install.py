@@ -1,4 +1,4 @@
-"""Puts a device model into a backbone folder, so that the folder is whole at every moment."""
+"""Puts a device model into a backbone folder, so that an error leaves the folder as it was."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ STORED = torch.float16
 def install_device(bundle: Bundle, device: DeviceModel, defaults: Defaults) -> list[str]:
     """Writes a device model, the config that names it, and the manifest.
 
-    All three are written beside what they replace and put in its place when they are whole. A gate that
-    was learned for an older device model of the name is taken away.
+    All three are written beside what they replace, and take its place one after the other once all are
+    whole. A stop in that moment leaves files that do not fit the manifest; the same call mends them. A gate
+    that was learned for an older device model of the name is taken away.
 
     Args:
         bundle: the backbone, in a folder of its own.

@@ -31,6 +31,12 @@ class Matrix:
         """Whether it lies in float16 and is multiplied in float32."""
         return self._packed is not None
 
+    def in_memory(self) -> Tensor:
+        """What a product reads of memory: the weight as it lies there; of a packed one, a tensor as large."""
+        if self._packed is None:
+            return self._weight
+        return torch.ones(self.outputs, self.inputs, dtype=torch.float16)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs], in the dtype of the weight."""
         if self._packed is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +41,20 @@ class TextFeatures:
 def rows_of(features: Tensor, mask: Tensor) -> list[TextFeatures]:
     """Features [rows, text, caption_dim] and mask [rows, text] of several prompts, one by one."""
     return [TextFeatures(*row) for row in zip(features, mask, strict=True)]
+
+
+def side_by_side(texts: Sequence[TextFeatures]) -> tuple[Tensor, Tensor]:
+    """Features of several prompts, cropped to the longest.
+
+    Returns:
+        features: float32 [prompts, text, caption_dim], left-padded.
+        mask: bool [prompts, text].
+    """
+    longest = max(int(text.mask.sum()) for text in texts)
+    return (
+        torch.stack([text.features[-longest:].float() for text in texts]),
+        torch.stack([text.mask[-longest:] for text in texts]),
+    )
 
 
 class TextEncoder(Protocol):
@@ -125,6 +140,9 @@ class StaticTextEncoder:
         text_len: text slots of the AR model.
         registers: float32 [registers, caption_dim], rows that stand after every caption: room in which
             the AR model works out what the caption asks for, before it draws. None for none.
+
+    Raises:
+        InputError: the registers leave no text slot for a caption.
     """
 
     def __init__(
@@ -134,6 +152,11 @@ class StaticTextEncoder:
 
         self.text_len = text_len
         self.registers = table.new_zeros(0, table.shape[1]) if registers is None else registers
+        if self.room < 1:
+            raise InputError(
+                f"{text_len} text slots leave no room for a caption beside {len(self.registers)} registers. "
+                f"Use {len(self.registers) + 1} slots or more."
+            )
         self.caption_dim = table.shape[1]
         self.table = table
         self.vocabulary = vocabulary
@@ -225,6 +248,8 @@ class StaticTextEncoder:
             table = tensors["table"].float() * tensors["scale"].float()[:, None]
             vocabulary = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
             registers = tensors["registers"].float() if "registers" in tensors else None
+            if registers is not None and registers.shape[1:] != table.shape[1:]:
+                raise ValueError(f"registers {tuple(registers.shape)}, table {tuple(table.shape)}")
             return cls(vocabulary, table, settings["text_len"], registers)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(

@@ -108,6 +108,10 @@ class Table:
 
 def _figure(name: str, value: Any) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not (math.isfinite(value) and value >= 0):
-        raise InputError(f"{AGREEMENT_FILE}: {name} is {value!r}; it must be a number, 0 or more.")
-    return float(value)
+    try:
+        figure = float(value) if good else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        figure = math.inf
+    if not 0 <= figure < math.inf:
+        raise InputError(f"{AGREEMENT_FILE}: {name} is {str(value)[:40]!r}; it must be a number, 0 or more.")
+    return figure

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ciar.errors import CloudUnavailable, InputError
+from ciar.errors import InputError
 from ciar.planner.agreement import Table
 from ciar.planner.conditions import Conditions, Wish
 from ciar.planner.cost import Prediction, predict
@@ -48,7 +48,6 @@ def choose(
     table: Table,
     *,
     plans: Sequence[Plan] = PLANS,
-    cloud: bool = True,
     device: bool = True,
 ) -> Choice:
     """Chooses a plan.
@@ -58,18 +57,11 @@ def choose(
         wish: what the user wants.
         table: agreement of every plan; a plan without a row is not considered.
         plans: what to choose among.
-        cloud: whether a cloud can be reached.
         device: whether the backbone has a device model.
 
     Raises:
-        CloudUnavailable: there is no cloud, and the wish needs one.
         InputError: no plan is left, for want of a device model or of rows of the table.
     """
-    if wish != "offline" and not cloud:
-        raise CloudUnavailable(
-            f"The wish {wish!r} needs a cloud, and none can be reached. Start one with `ciar serve`, or wish "
-            "for offline, which draws with the device model alone."
-        )
     if wish == "offline" and not device:
         raise InputError(
             "The wish 'offline' needs a device model, and this backbone has none. Train one with ciar "

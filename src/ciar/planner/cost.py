@@ -62,10 +62,11 @@ def predict_change(plan: Plan, agreement: Agreement, conditions: Conditions, don
     """What the rest would cost by this plan on a new session that is given the decided tokens.
 
     Args:
-        done: tokens that are decided; the cloud reads them again in one pass, the device in one step each.
+        done: tokens that are decided; the cloud reads them again in one pass, the device in one block, which
+            counts as a step.
     """
     again_ms = conditions.prefill_ms + conditions.pass_ms + done * conditions.row_ms
-    start_ms = conditions.connect_ms + (done * conditions.step_ms if plan.uses_device else 0.0)
+    start_ms = conditions.connect_ms + (conditions.step_ms if plan.uses_device else 0.0)
     return _sum(plan, agreement, conditions, conditions.tokens - done, agreement.trips, start_ms, again_ms)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ciar.errors import CloudUnavailable, ServerBusy
 from ciar.ledger import Decider, Ledger
 from ciar.planner.choose import Choice
 from ciar.planner.conditions import Wish
@@ -83,8 +84,12 @@ def draw(
     run_probe: Callable[[], Probed],
     guided: int,
     progress: Progress | None = None,
+    spent: Ledger | None = None,
 ) -> Drawn:
     """Makes one picture.
+
+    A change of plan never costs the picture: where the new leg finds no cloud, or a busy one, before it has
+    made a token, the plan before goes on, and the picture keeps it.
 
     Args:
         planner: what chooses; learns from the picture.
@@ -93,12 +98,13 @@ def draw(
         run_probe: measures the cloud.
         guided: rows of one position, 2 with guidance.
         progress: called as the picture grows.
+        spent: what the picture has cost so far, without deciders.
 
     Raises:
         CloudUnavailable: the cloud cannot be reached.
         CiarError: whatever else a session or the probe raises.
     """
-    drawn = Drawn(ledger=Ledger(tokens=planner.tokens))
+    drawn = Drawn(ledger=_sum(Ledger(tokens=planner.tokens), spent or Ledger()))
     decided: list[Decider] = []
     if planner.needs_probe(wish):
         probed = run_probe()
@@ -109,12 +115,25 @@ def draw(
         drawn.tokens = []
     decided += ["prefix"] * len(drawn.tokens)
     probe_only = not drawn.tokens
+    settled = False
     while True:
         drawn.plans.append(choice.plan)
         drawn.why.append(choice.why)
         watch = _Watch(planner, wish, choice.plan, drawn.ledger, len(drawn.tokens), progress)
-        watch.may_change = len(drawn.plans) <= CHANGES
-        result = run_leg(choice.plan, drawn.tokens, decided, watch)
+        # In one process a plan that listens has computed all it asked for before it is looked at.
+        computed = planner.together and choice.plan.placement == "colocated"
+        watch.may_change = len(drawn.plans) <= CHANGES and not computed and not settled
+        try:
+            result = run_leg(choice.plan, drawn.tokens, decided, watch)
+        except (CloudUnavailable, ServerBusy) as error:
+            if settled or watch.grew or len(drawn.plans) == 1:
+                raise
+            settled = True
+            failed, back = drawn.plans.pop(), drawn.plans[-1]
+            drawn.why.pop()
+            why = f"{failed.name} could not begin ({error}), so {back.name} goes on"
+            choice = Choice(back, choice.prediction, why, choice.considered)
+            continue
         drawn.tokens, decided = list(result.tokens), list(result.ledger.decided)
         drawn.ledger = _sum(drawn.ledger, result.ledger)
         drawn.warnings += tuple(one for one in result.warnings if one not in drawn.warnings)
@@ -146,10 +165,13 @@ class _Watch:
         self.planner, self.wish, self.plan, self.before, self.progress = planner, wish, plan, before, progress
         self.apart = max(1, planner.tokens // LOOKS)
         self.due = done + self.apart
+        #: Whether the leg made a token.
+        self.grew = False
         #: The plan to go on with, once there is a better one.
         self.change: Choice | None = None
 
     def __call__(self, done: int, ledger: Ledger) -> bool | None:
+        self.grew = True
         if self.progress is not None and self.progress(done, _sum(self.before, ledger)) is False:
             return False
         # The last look is a while before the end: what is left then is not worth a session.

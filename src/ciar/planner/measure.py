@@ -73,13 +73,14 @@ class Meter:
         self.passes = PassMeter(row_share)
         self.step_ms = 0.0
         self._trips: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
+        self._openings: deque[float] = deque(maxlen=LATEST)
         self._connects: deque[float] = deque(maxlen=LATEST)
         self._prefills: deque[float] = deque(maxlen=LATEST)
 
     @property
     def knows_cloud(self) -> bool:
         """Whether a round trip and a pass were measured."""
-        return bool(self._trips) and self.passes.split()[0] > 0
+        return bool(self._trips or self._openings) and self.passes.split()[0] > 0
 
     def stepped(self, milliseconds: float) -> None:
         """A step of the device took so long, as a mean of several."""
@@ -94,6 +95,14 @@ class Meter:
     def opened(self, cost: Cost) -> None:
         """A session without a history was opened."""
         self._prefills.append(cost.cloud_ms)
+
+    def greeted(self, milliseconds: float) -> None:
+        """An opening was answered after so long, the cloud's passes taken off.
+
+        What is left still holds work that no cost states, such as reading the prompt's words. So it stands
+        for the round trip only until a draft was answered, and never tells of the bandwidth.
+        """
+        self._openings.append(max(0.0, milliseconds))
 
     def answered(self, size: int, milliseconds: float) -> None:
         """An exchange of so many bytes took so long, the cloud's passes taken off."""
@@ -122,7 +131,7 @@ class Meter:
     def rtt_ms(self) -> float:
         """The round trip of the latest exchanges, bytes taken off; 0 where nothing was measured."""
         if not self._trips:
-            return 0.0
+            return statistics.median(self._openings) if self._openings else 0.0
         each = self.ms_per_byte()
         return statistics.median(max(0.0, ms - each * size) for size, ms in list(self._trips)[-LATEST:])
 
@@ -162,8 +171,14 @@ class MeteredConnection:
         self._alone: tuple[int, float, int] | None = None  # the only draft on its way: step, when, bytes
 
     def send(self, message: Message) -> None:
-        """Sends, and notes when."""
-        now, before = self._clock(), self._inner.bytes_up + self._inner.bytes_down
+        """Sends, and notes when it had left."""
+        before = self._inner.bytes_up + self._inner.bytes_down
+        try:
+            self._inner.send(message)
+        finally:
+            self._count()
+        # Not before: in one process the cloud computes its answer while the message is sent.
+        now = self._clock()
         if isinstance(message, Open):
             self._guided = 1 if message.settings.guidance == 1.0 else 2
             self._history = bool(message.history)
@@ -171,10 +186,6 @@ class MeteredConnection:
         elif isinstance(message, Draft):
             alone = message.step == self._next_answer
             self._alone = (message.step, now, before) if alone else None
-        try:
-            self._inner.send(message)
-        finally:
-            self._count()
 
     def receive(self, timeout_s: float | None = None) -> Message:
         """Receives, and tells the meter what it took."""
@@ -185,7 +196,7 @@ class MeteredConnection:
         elapsed_ms = (self._clock() - self._opened_at) * 1e3
         if isinstance(message, Opened):
             cost = Cost(message.passes, message.token_rows, message.cloud_ms)
-            self._meter.answered(self.bytes_up + self.bytes_down, elapsed_ms - cost.cloud_ms)
+            self._meter.greeted(elapsed_ms - cost.cloud_ms)
             if not self._history:
                 self._meter.opened(cost)
         elif isinstance(message, Patch):

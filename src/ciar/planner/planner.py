@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ciar.ledger import Ledger
 from ciar.planner.agreement import Table
 from ciar.planner.choose import Choice, best, choose, explain
@@ -17,7 +15,6 @@ from ciar.planner.plans import PLANS, Plan
 GAIN = 0.2
 
 
-@dataclass
 class Planner:
     """Chooses plans for pictures of one backbone over one way to a cloud.
 
@@ -26,14 +23,19 @@ class Planner:
         device: whether the backbone has a device model.
         together: whether device and cloud take turns on one machine.
         table: agreement to begin with.
-        meter: what is measured; the transport in use tells it.
+        meter: what is measured; the transport in use tells it. None begins with the table's price of a row.
     """
 
-    tokens: int
-    device: bool = True
-    together: bool = False
-    table: Table = DEFAULTS
-    meter: Meter = field(default_factory=lambda: Meter(DEFAULTS.row_share))
+    def __init__(
+        self,
+        tokens: int,
+        device: bool = True,
+        together: bool = False,
+        table: Table = DEFAULTS,
+        meter: Meter | None = None,
+    ) -> None:
+        self.tokens, self.device, self.together, self.table = tokens, device, together, table
+        self.meter = Meter(table.row_share) if meter is None else meter
 
     def conditions(self) -> Conditions:
         """What is known now."""
@@ -72,7 +74,7 @@ class Planner:
         own = predict_rest(plan, self.table.plans[plan.name], now, done)
         costs[plan] = own
         found, rest = best(list(costs.items()), wish)
-        # For the least work a plan is left only where it has become slower than plain AR would be.
+        # Whatever the wish: what saves no time, less work for the cloud included, is not worth a new session.
         if found == plan or rest.total_ms > (1 - GAIN) * own.total_ms:
             return None
         whole = predict(found, self.table.plans[found.name], now)

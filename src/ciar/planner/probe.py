@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ciar.errors import ProtocolError
+from ciar.errors import CloudUnavailable, ProtocolError
 from ciar.ledger import Ledger
 from ciar.protocol.messages import Cost, Draft, Open, Opened, Patch
 from ciar.transport.base import Transport
@@ -36,16 +36,41 @@ class Probed:
 def probe(transport: Transport, opening: Open) -> Probed:
     """Makes the first tokens of a picture on a session of its own.
 
+    A connection that is lost once the session is open is made anew, once.
+
     Args:
         transport: the way to the cloud, metered.
         opening: the picture; of options it may hold only those that every strategy takes.
 
     Raises:
-        CloudUnavailable: nobody answers.
+        CloudUnavailable: nobody answers, or the connection was lost twice.
         CiarError: whatever the cloud reports.
     """
+    ledger = Ledger()
+    try:
+        return Probed(_exchange(transport, opening, ledger), ledger)
+    except CloudUnavailable:
+        if not ledger.round_trips:  # nobody is there
+            raise
+        return Probed(_exchange(transport, opening, ledger), ledger)
+
+
+def widths_of(tokens: int) -> list[int]:
+    """Tokens of each draft of a probe: single ones and a window, and always something left to plan.
+
+    Args:
+        tokens: of a picture, at least 1.
+    """
+    singles = min(1 + NARROW, tokens - 1)
+    # At most half of what is left.
+    wide = min(WIDE, (tokens - singles) // 2) if singles > NARROW else 0
+    return [1] * singles + [wide] * (wide > 0)
+
+
+def _exchange(transport: Transport, opening: Open, ledger: Ledger) -> list[int]:
+    """One attempt: the picture's first tokens; what it spends is added to the ledger as it goes."""
     settings = replace(opening.settings, strategy="lossless", injection=False)
-    ledger, tokens = Ledger(), list[int]()
+    tokens: list[int] = []
     connection = transport.connect()
     try:
         connection.send(replace(opening, settings=settings, history=(), history_decided=()))
@@ -53,30 +78,29 @@ def probe(transport: Transport, opening: Open) -> Probed:
         if not isinstance(opened, Opened):
             raise ProtocolError(f"The cloud answered Open with {type(opened).__name__}. Connect again.")
         _count(ledger, Cost(opened.passes, opened.token_rows, opened.cloud_ms))
-        widths = [1] * (1 + NARROW)
-        # At most half of what is left, so that there is something to plan.
-        widths.append(max(1, min(WIDE, (opened.tokens - len(widths)) // 2)))
+        ledger.round_trips += 1
+        ledger.critical_round_trips += 1
+        widths = widths_of(opened.tokens)
         drafts: list[Draft] = []
         for step, width in enumerate(widths):
             drafts.append(Draft(step, sum(widths[:step]), (0,) * width, (False,) * width))
         # The first is answered before the others leave, and they leave together: two round trips.
         for sent in (drafts[:1], drafts[1:]):
             for draft in sent:
-                if draft.start + len(draft.ids) <= opened.tokens:
-                    connection.send(draft)
-            for draft in sent:
-                if draft.start + len(draft.ids) <= opened.tokens:
-                    patch = connection.receive()
-                    if not isinstance(patch, Patch) or patch.start != len(tokens) or not patch.ids:
-                        raise ProtocolError("The cloud's patch does not answer the draft. Connect again.")
-                    tokens += patch.ids
-                    _count(ledger, patch.cost)
+                connection.send(draft)
+            for _ in sent:
+                patch = connection.receive()
+                if not isinstance(patch, Patch) or patch.start != len(tokens) or not patch.ids:
+                    raise ProtocolError("The cloud's patch does not answer the draft. Connect again.")
+                tokens += patch.ids
+                _count(ledger, patch.cost)
+                ledger.round_trips += 1
+            ledger.critical_round_trips += bool(sent)
     finally:
         connection.close()
-    ledger.round_trips = 1 + len(widths)
-    ledger.critical_round_trips = 3
-    ledger.bytes_up, ledger.bytes_down = connection.bytes_up, connection.bytes_down
-    return Probed(tokens, ledger)
+        ledger.bytes_up += connection.bytes_up
+        ledger.bytes_down += connection.bytes_down
+    return tokens
 
 
 def _count(ledger: Ledger, cost: Cost) -> None:

@@ -58,6 +58,7 @@ from ciar.protocol.messages import (
     OptionValue,
     Patch,
     Settings,
+    depths_of,
 )
 from ciar.protocol.packed import as_bytes, pack_ids, pack_small, shown, unpack_ids, unpack_small
 
@@ -301,7 +302,7 @@ def _check_draft(message: Draft) -> Draft:
         raise ProtocolError("draft.parents must name ids that come before their children, or -1.")
     return Draft(
         step=_whole(message.step, "draft.step", 0, ID_LIMIT - 1),
-        start=_span(message.start, len(ids) + want, "draft"),
+        start=_span(message.start, max(depths_of(parents), default=len(ids)) + want, "draft"),
         ids=ids,
         certain=certain,
         want=want,

@@ -7,6 +7,7 @@ rebuilt on any replica from ``Open`` with the tokens decided so far in ``history
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 #: What an option of a strategy may be: a number or a word.
@@ -128,6 +129,14 @@ class LawRow:
     log_probs: bytes = b""
 
 
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Depth of each node of a tree; children of the known token, whose number is -1, have depth 1."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
 @dataclass(frozen=True)
 class Draft:
     """Device → cloud: proposals for consecutive positions.
@@ -164,10 +173,7 @@ class Draft:
     @property
     def span(self) -> int:
         """Positions from ``start`` on that the draft is about; of a tree, the tokens of its longest path."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        return max(depths, default=len(self.ids)) + self.want
+        return max(depths_of(self.parents), default=len(self.ids)) + self.want
 
 
 @dataclass(frozen=True)

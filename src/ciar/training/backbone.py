@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ciar.errors import DataError
 from ciar.models.gpt import GPT, GPTConfig
 from ciar.training.captions import CaptionBank
 from ciar.training.loop import LoopConfig, Task, batches
@@ -63,7 +64,11 @@ class BackboneConfig:
 
 
 class BackboneTask(Task):
-    """Next-code prediction given a caption."""
+    """Next-code prediction given a caption.
+
+    Raises:
+        DataError: the plan is to be learned first, and there is no plan or nowhere to read it.
+    """
 
     def __init__(
         self,
@@ -85,6 +90,12 @@ class BackboneTask(Task):
         self.optimizers = make_optimizers(self.model, config.lr)
         registers = len(captions.encoder.registers)
         self.planned = bool(config.plan and registers)
+        if config.plan_first and not self.planned:
+            raise DataError(
+                f"The first {config.plan_first} steps are to learn the plan alone, and there is none: it "
+                "needs a weight above 0 and a text encoder with registers. Make one with ciar train text, or "
+                "set plan_first to 0."
+            )
         if self.planned:
             self.plan = Plan(gpt.dim, gpt.grid, registers, CodeClusters.of(codebook, codes[train_index]))
             self.modules["plan"] = self.plan

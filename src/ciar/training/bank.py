@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ciar.models.text import TextEncoder
+from ciar.models.text import TextEncoder, side_by_side
 
 
 class Captions(Protocol):
@@ -47,10 +47,5 @@ class PromptBank:
 
     def mixed(self, indices: Iterable[int] | Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Captions`."""
-        numbers = [int(i) for i in indices]
-        texts = [self.encoder.encode(self.prompts[i]) for i in numbers]
-        longest = max(int(text.mask.sum()) for text in texts)
-        return (
-            torch.stack([text.features[-longest:].float() for text in texts]).to(self.device),
-            torch.stack([text.mask[-longest:] for text in texts]).to(self.device),
-        )
+        features, mask = side_by_side([self.encoder.encode(self.prompts[int(i)]) for i in indices])
+        return features.to(self.device), mask.to(self.device)

@@ -26,6 +26,8 @@ from ciar.training.optim import make_optimizers
 from ciar.training.teacher import TeacherSet
 
 LossName = Literal["coverage", "inter-dro"]
+#: Positions that agreement is measured on at a time; a logit of each code is in memory for every one.
+_AGREED = 4096
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def agreement(device: DeviceModel, held: TeacherSet, captions: Captions, batch: 
     """
     total = {"greedy": 0.0, "tv": 0.0, "ce": 0.0}
     place = device.head.centre.weight.device
+    batch = max(1, min(batch, _AGREED // device.config.trunk.tokens))
     for rows in torch.arange(len(held)).split(batch):
         features, mask = (part.to(place) for part in captions.mixed(held.pictures[rows]))
         codes = held.codes[rows][:, :-1].to(place)

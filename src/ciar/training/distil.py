@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ciar.models.family import CloudModel
 from ciar.models.gpt import GPT, GPTConfig
 from ciar.models.text import StaticTextEncoder
 from ciar.training.bank import Captions
+from ciar.training.caches import save_array
 from ciar.training.captions import CaptionBank, indices_of, load_captions
 from ciar.training.device import (
     DeviceTask,
@@ -157,7 +159,7 @@ def drifted_set(inputs: Material, device: DeviceModel, config: DistilConfig, out
             drifted_sequences(device, *inputs.captions.mixed(part), inputs.codes[part], law, generator)
             for part in rows.split(max(1, min(128, 2**15 // inputs.cloud.config.tokens)))
         ]
-        np.save(path, torch.cat(parts).numpy().astype(np.uint16))
+        save_array(path, torch.cat(parts).numpy().astype(np.uint16))
     codes = torch.from_numpy(np.load(path).astype(np.int64))
     return build_teacher_set(
         inputs.cloud, codes, rows, inputs.captions.mixed, config.guidance, out,
@@ -219,6 +221,8 @@ def train_device(
     same = resume and not figures  # nothing was trained, so the feature map still belongs to the device
     figures |= {f"held_{name}": value for name, value in agreement(device, held, inputs.captions).items()}
     if config.feature_steps:
+        if not same:
+            shutil.rmtree(out / "features", ignore_errors=True)  # of an earlier device
         small = replace(settings, batch=8)
         figures |= train_features(device, inputs, real, config, small, loop, out, resume=same)
     save_device(device, out)
@@ -239,9 +243,14 @@ def two_rounds(
 ) -> dict[str, Any]:
     """Trains a device model on real sequences, then on its own continuations as well.
 
+    Args:
+        resume: False forgets first what was trained in ``out``.
+
     Returns:
         The last figures of the log; none when both rounds were finished before.
     """
+    if not resume:
+        forget_rounds(out)
     round_one = max(1, round(loop.steps * config.first_share))
     if (out / "round-1" / "device.safetensors").exists() and resume:
         load_strict(device, read_tensors(out / "round-1" / "device.safetensors"), out / "round-1")
@@ -249,13 +258,20 @@ def two_rounds(
         task = DeviceTask(device, real, None, held, inputs.captions, settings, loop)
         train(task, replace(loop, steps=round_one), out / "round-1", resume=resume)
         save_tensors(device, out / "round-1" / "device.safetensors")
-    if not resume:
-        (out / "drifted" / "codes.npy").unlink(missing_ok=True)  # drawn by an earlier device
     drifted = drifted_set(inputs, device.eval(), config, out / "drifted")
     task = DeviceTask(device, real, drifted, held, inputs.captions, settings, loop)
     figures = train(task, replace(loop, steps=loop.steps - round_one), out / "round-2", resume=resume)
     device.eval()
     return figures
+
+
+def forget_rounds(out: Path) -> None:
+    """Removes what :func:`two_rounds` left, so that a run that begins anew never goes on from it.
+
+    The teacher's caches stay: they know by themselves what they belong to.
+    """
+    for name in ("round-1", "round-2", "drifted"):
+        shutil.rmtree(out / name, ignore_errors=True)
 
 
 def train_features(

@@ -1,8 +1,8 @@
 """Distils a device model into a backbone folder, of any family of cloud models.
 
-The cloud model is memory-mapped in the type that the folder stores, and runs without gradients, a few
-positions at a time; so neither laws nor activations of whole pictures are ever in memory. The interval
-feature map stays at its start, which adds nothing: training it would need gradients through the cloud.
+The cloud model runs in the type that the folder stores, without gradients, a few positions at a time; so
+neither laws nor activations of whole pictures are ever in memory. The interval feature map stays at its
+start, which adds nothing: training it would need gradients through the cloud.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ciar.decoding.gate import gate_score, needs_radius, top_logits
 from ciar.decoding.options import default_settings, law_of
 from ciar.decoding.scorer import Scoring
-from ciar.errors import DataError, InputError
+from ciar.errors import CheckpointError, DataError, InputError
 from ciar.intervals.gates import share_threshold
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import EMBEDDED, Bundle, check_device, load_bundle
@@ -33,8 +35,16 @@ from ciar.models.install import STORED, install_device
 from ciar.models.text_features import PrecomputedTextEncoder
 from ciar.protocol.messages import Settings
 from ciar.training.bank import PromptBank
+from ciar.training.caches import read_json, write_json
 from ciar.training.device import DeviceTrainConfig, LossName, agreement, start_from, start_from_cloud
-from ciar.training.distil import DEVICE_LOOP, DistilConfig, Material, teacher_sets, two_rounds
+from ciar.training.distil import (
+    DEVICE_LOOP,
+    DistilConfig,
+    Material,
+    forget_rounds,
+    teacher_sets,
+    two_rounds,
+)
 from ciar.training.gate_thresholds import calibrate_thresholds
 from ciar.training.loop import LoopConfig
 from ciar.training.material import (
@@ -54,6 +64,12 @@ MOST_KEPT = 1024
 _POSITIONS = 4096
 #: Width of an attention head, where a trunk of its own width has to have one.
 _HEAD_DIM = 64
+#: File of a work folder that says what is learned there.
+_RUN = "run.json"
+_OF_ANOTHER = (
+    "{} holds a run with other prompts, pictures, weights or settings. Choose another folder with --work, or "
+    "begin anew with --no-resume."
+)
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,7 @@ def open_folder(folder: str, device: str, dtype: str | None = None) -> Bundle:
     Raises:
         InputError: it is one that ships, or the device is not usable.
         DataError: the folder cannot be written.
+        CheckpointError: it has no readable manifest.
     """
     check_device(device)
     bundle = load_bundle(folder, device, dtype)
@@ -113,6 +130,7 @@ def open_folder(folder: str, device: str, dtype: str | None = None) -> Bundle:
         )
     if not os.access(bundle.folder, os.W_OK):
         raise DataError(f"{bundle.folder} cannot be written, and the device model goes there.")
+    _digest(bundle, "gpt")
     return bundle
 
 
@@ -141,20 +159,26 @@ def train_folder_device(
         Held-out agreement, the threshold, parameters, bytes of the teacher's cache.
 
     Raises:
-        DataError: the prompts or codes are not usable, or the folder cannot be written.
-        InputError: sources that exclude each other.
+        DataError: the prompts or codes are not usable, a folder cannot be written, or ``work`` holds a run
+            of something else.
+        InputError: sources that exclude each other, or a prompt of which nothing can be made.
         CheckpointError: the backbone has no text encoder, or the features are of another.
     """
     sizes, config = sizes or DistilConfig(), config or FolderConfig()
     work.mkdir(parents=True, exist_ok=True)
     defaults, gpt = bundle.defaults, bundle.gpt_config
-    material = _material(bundle, sources, work, sizes, config, loop.seed, say)
+    pictures, prompts = _asked(bundle, sources)
+    weights = _digest(bundle, "gpt")
     base = replace(default_settings(defaults, "ciar"), injection=False)
     kept = config.teacher_top_k or min(defaults.top_k or MOST_KEPT, MOST_KEPT)
     kept = min(kept, gpt.vocab_size)
     sizes = replace(sizes, guidance=defaults.guidance, top_k=kept, law=law_of(base), rows=config.pictures)
     shape = _device_config(bundle, sizes, config)
-    _claim(work, material, [shape.to_dict(), loss, loop.seed, repr(replace(sizes, rows=0))], resume)
+    made_by = "given" if sources.codes else "encoded" if pictures else "drawn"
+    settings_of = [shape.to_dict(), loss, loop.seed, repr(replace(sizes, rows=0))]
+    _claim(work, [_captions_key(bundle, sources, prompts), weights, made_by, settings_of], resume)
+    material = _material(bundle, sources, pictures, prompts, weights, work, sizes, config, loop.seed, say)
+    _claim_codes(work, material.codes)
     say("asking the teacher")
     real, held = teacher_sets(material, sizes, work / "teacher")
     torch.manual_seed(loop.seed)
@@ -194,34 +218,47 @@ def train_folder_device(
     }
 
 
-def _claim(work: Path, material: Material, settings: object, resume: bool) -> None:
-    """Ties a work folder to what is learned there, so that nothing is mixed.
+def _claim(work: Path, told: object, resume: bool) -> None:
+    """Ties a work folder to what is learned there, before anything is written into it.
+
+    Args:
+        told: everything that is known of the run before its pictures are.
+        resume: False removes first what an earlier run has trained, so that a run which is stopped soon
+            never goes on from that.
 
     Raises:
         DataError: a run of something else is to be gone on with.
     """
-    assert isinstance(material.captions, PromptBank)
-    told = json.dumps([material.captions.prompts, material.weights, settings], sort_keys=True)
-    key = hashlib.sha256(told.encode() + material.codes.numpy().tobytes()).hexdigest()[:16]
-    path = work / "run.json"
-    before = json.loads(path.read_text())["key"] if path.is_file() else key
-    if before != key and resume:
-        raise DataError(
-            f"{work} holds a run with other prompts, pictures, weights or settings. Choose another folder "
-            "with --work, or begin anew with --no-resume."
-        )
-    path.write_text(json.dumps({"key": key}) + "\n")
+    key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    path = work / _RUN
+    before = read_json(path) if resume else {}
+    if before.get("key", key) != key:
+        raise DataError(_OF_ANOTHER.format(work))
+    if not resume:
+        forget_rounds(work)
+    write_json(path, before | {"key": key})
 
 
-def _material(
-    bundle: Bundle,
-    sources: FolderSources,
-    work: Path,
-    sizes: DistilConfig,
-    config: FolderConfig,
-    seed: int,
-    say: Say,
-) -> Material:
+def _claim_codes(work: Path, codes: Tensor) -> None:
+    """The same for the pictures.
+
+    Raises:
+        DataError: the run that is gone on with has others.
+    """
+    found = hashlib.sha256(codes.numpy().tobytes()).hexdigest()[:16]
+    state = read_json(work / _RUN)
+    if state.get("codes", found) != found:
+        raise DataError(_OF_ANOTHER.format(work))
+    write_json(work / _RUN, state | {"codes": found})
+
+
+def _asked(bundle: Bundle, sources: FolderSources) -> tuple[list[Path], list[str]]:
+    """Pictures, where they are given as files, and prompts.
+
+    Raises:
+        DataError: there are none, or too few.
+        InputError: sources that exclude each other.
+    """
     if sources.data is not None and (sources.prompts or sources.codes):
         raise InputError("--data brings prompts and pictures. Leave --prompts and --codes out, or --data.")
     pictures: list[Path] = []
@@ -231,25 +268,50 @@ def _material(
         prompts = _prompts(bundle, sources)
     if len(prompts) < 2:
         raise DataError("At least two prompts are needed: one to learn from and one to measure on.")
+    return pictures, prompts
+
+
+def _material(
+    bundle: Bundle,
+    sources: FolderSources,
+    pictures: Sequence[Path],
+    prompts: list[str],
+    weights: str,
+    work: Path,
+    sizes: DistilConfig,
+    config: FolderConfig,
+    seed: int,
+    say: Say,
+) -> Material:
     say("reading the prompts")
-    encoder = text_encoder(bundle, sources.features, prompts, work)
+    encoder = text_encoder(bundle, sources.features, prompts, work, say)
+    for prompt in prompts:
+        encoder.encode(prompt)  # what it cannot read is said now, and not when the teacher comes to it
     bank = PromptBank(prompts, encoder, bundle.device)
     cloud = for_decoding(bundle.model)
-    digest = _digest(bundle)
     if sources.codes is not None:
         codes = given_codes(sources.codes, len(prompts), bundle.gpt_config)
     elif pictures:
         say("encoding the pictures")
-        codes = encoded_pictures(bundle, pictures)
+        codes = encoded_pictures(bundle, pictures, work / "encoded", _digest(bundle, "vq"))
     else:
         say("drawing the teacher's own pictures")
-        own = replace(default_settings(bundle.defaults, "base"), seed=seed)
+        # As before the device model was put into the folder, which leaves the features out.
+        own = replace(default_settings(bundle.defaults, "base"), seed=seed, injection=False)
         codes = drawn_codes(
-            cloud, bank, prompts, own, work / "codes", weights=digest, batch=config.pictures, say=say
+            cloud, bank, prompts, own, work / "codes", weights=weights, batch=config.pictures, say=say
         )
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed))
     kept = max(1, min(sizes.held, len(prompts) // 10))
+    # The teacher's laws are those of these captions too, and pictures are named by their numbers alone.
+    digest = f"{weights} {_captions_key(bundle, sources, prompts)}"
     return Material(cloud, codes, bank, order[kept:], order[:kept], digest)
+
+
+def _captions_key(bundle: Bundle, sources: FolderSources, prompts: list[str]) -> str:
+    """Names the captions as they are read."""
+    told = json.dumps([prompts, bundle.text_config.to_dict(), sources.features is not None])
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _prompts(bundle: Bundle, sources: FolderSources) -> list[str]:
@@ -267,13 +329,17 @@ def _prompts(bundle: Bundle, sources: FolderSources) -> list[str]:
     return [entry["prompt"] for entry in encoder.entries.values()]
 
 
-def _digest(bundle: Bundle) -> str:
-    """Digest of the cloud model's weights, of the manifest; "" where there is none."""
+def _digest(bundle: Bundle, part: str) -> str:
+    """Names the weights of a model, by the manifest, and what the cloud model runs in.
+
+    Raises:
+        CheckpointError: there is no readable manifest, which the device model could not be entered in.
+    """
     try:
         entries = json.loads((bundle.folder / MANIFEST).read_text())
-        return f"{entries['gpt.safetensors']['sha256'][:16]} {bundle.dtype}"
+        return f"{entries[f'{part}.safetensors']['sha256'][:16]} {bundle.dtype}"
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        raise CheckpointError(f"{bundle.folder} has no readable {MANIFEST}. Convert it again.") from None
 
 
 def _device_config(bundle: Bundle, sizes: DistilConfig, config: FolderConfig) -> DeviceConfig:

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ciar.decoding.batch import Batch
 from ciar.decoding.strategy import get_strategy
-from ciar.errors import DataError, InputError
+from ciar.errors import CheckpointError, DataError
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Bundle
 from ciar.models.family import CloudModel, Sizes
-from ciar.models.text import TextEncoder, TextFeatures, check_prompt, cut_prompt
-from ciar.models.text_features import FeatureSource, PrecomputedTextEncoder, write_features
+from ciar.models.text import TextEncoder, check_prompt, cut_prompt
+from ciar.models.text_features import FeatureSource, PrecomputedTextEncoder, prompt_key, write_features
 from ciar.models.text_kinds import open_features
 from ciar.models.vq import from_uint8
 from ciar.protocol.messages import Settings
 from ciar.training.bank import Captions
+from ciar.training.caches import Cache
 
 #: Says what is being done.
 Say = Callable[[str], None]
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 #: Pictures that the image tokenizer encodes at a time.
 _ENCODED = 8
+#: Prompts that a large text encoder reads before their features are written down, and the share of those
+#: that are there already: each time all are written, so that their number has to grow with them.
+_READ, _READ_SHARE = 64, 8
+_ROOM = "choose another folder with --work"
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -49,10 +56,17 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def text_encoder(bundle: Bundle, features: Path | None, prompts: Sequence[str], work: Path) -> TextEncoder:
+def text_encoder(
+    bundle: Bundle,
+    features: Path | None,
+    prompts: Sequence[str],
+    work: Path,
+    say: Say = lambda words: None,
+) -> TextEncoder:
     """What reads the prompts: features that were made beforehand, or the backbone's own text encoder.
 
-    An encoder of gigabytes runs once over all prompts; its features are kept in ``work``.
+    An encoder of gigabytes runs once over all prompts; its features are kept in ``work``, some prompts at
+    a time, and a second call goes on there.
 
     Raises:
         CheckpointError: the features are of another encoder, or the backbone has none.
@@ -64,20 +78,27 @@ def text_encoder(bundle: Bundle, features: Path | None, prompts: Sequence[str], 
         return bundle.text
     folder = work / "text"
     source = FeatureSource(config.encoder, config.text_len, config.caption_dim, config.dtype)
-    if (folder / "features.json").is_file():
-        before = PrecomputedTextEncoder(folder)
-        if before.source == source and all(_known(before, prompt) for prompt in prompts):
-            return before
-    wanted = dict.fromkeys(cut_prompt(check_prompt(prompt))[0] for prompt in prompts)
-    write_features(folder, source, ((prompt, bundle.text.encode(prompt)) for prompt in wanted))
-    return PrecomputedTextEncoder(folder)
+    wanted = list(dict.fromkeys(cut_prompt(check_prompt(prompt))[0] for prompt in prompts))
+    kept = _kept_features(folder, source)
+    while missing := [one for one in wanted if kept is None or prompt_key(one) not in kept.entries]:
+        part = missing[: max(_READ, 0 if kept is None else len(kept.entries) // _READ_SHARE)]
+        write_features(folder, source, ((prompt, bundle.text.encode(prompt)) for prompt in part))
+        kept = PrecomputedTextEncoder(folder)
+        say(f"{len(wanted) - len(missing) + len(part)} of {len(wanted)} prompts read")
+    assert kept is not None, "there is a prompt"
+    return kept
 
 
-def _known(encoder: PrecomputedTextEncoder, prompt: str) -> TextFeatures | None:
-    try:
-        return encoder.encode(prompt)
-    except InputError:
+def _kept_features(folder: Path, source: FeatureSource) -> PrecomputedTextEncoder | None:
+    """Features of an earlier call; those of another encoder, or that a stop left damaged, are removed."""
+    if not (folder / "features.json").is_file():
         return None
+    with suppress(CheckpointError):
+        kept = PrecomputedTextEncoder(folder)
+        if kept.source == source:
+            return kept
+    shutil.rmtree(folder)
+    return None
 
 
 def given_codes(path: Path, count: int, sizes: Sizes) -> Tensor:
@@ -90,6 +111,8 @@ def given_codes(path: Path, count: int, sizes: Sizes) -> Tensor:
         codes = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} is no array of NumPy ({error}). Save codes with numpy.save.") from None
+    if not isinstance(codes, np.ndarray):
+        raise DataError(f"{path} holds several arrays. Save the codes alone, with numpy.save.")
     if codes.ndim != 2 or codes.dtype.kind not in "iu" or codes.shape != (count, sizes.tokens):
         raise DataError(
             f"{path} holds {codes.dtype} of {list(codes.shape)}, and {count} prompts need whole numbers of "
@@ -120,26 +143,48 @@ def captioned_pictures(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 @torch.inference_mode()
-def encoded_pictures(bundle: Bundle, pictures: Sequence[Path]) -> Tensor:
+def encoded_pictures(bundle: Bundle, pictures: Sequence[Path], out: Path, weights: str = "") -> Tensor:
     """Codes of pictures, int64 [pictures, tokens]: scaled and cropped to a square about the middle.
+
+    Args:
+        out: folder of ``codes.npy``, which grows by a few pictures at a time. A second call goes on there,
+            as long as names, sizes and times of the files are the same.
+        weights: digest of the image tokenizer's weights.
 
     Raises:
         DataError: a picture cannot be read.
         InputError: the backbone's image tokenizer has no encoder.
     """
     vq, edge = bundle.vq, bundle.vq_config.image_size
-    out = []
-    for start in range(0, len(pictures), _ENCODED):
-        part = [_square(path, edge) for path in pictures[start : start + _ENCODED]]
-        out.append(vq.encode(from_uint8(torch.from_numpy(np.stack(part))).to(bundle.device)).cpu())
-    return torch.cat(out)
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in pictures]
+    told = json.dumps([files, edge, bundle.vq_config.to_dict(), weights])
+    shape = (len(pictures), bundle.gpt_config.tokens)
+    cache = Cache(out, "codes.json", _key(told), {"codes": (np.uint16, shape)}, _ROOM)
+    codes = cache.arrays["codes"]
+    for start in range(cache.done, len(pictures), _ENCODED):
+        part = slice(start, min(start + _ENCODED, len(pictures)))
+        pixels = np.stack([_square(path, edge) for path in pictures[part]])
+        made = vq.encode(from_uint8(torch.from_numpy(pixels)).to(bundle.device))
+        codes[part] = made.flatten(1).cpu().numpy().astype(np.uint16)
+        cache.filled(part.stop)
+    return torch.from_numpy(np.asarray(codes).astype(np.int64))
+
+
+def _key(told: str) -> str:
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def _square(path: Path, edge: int) -> np.ndarray:
+    """Pixels as the picture is looked at: turned as it says, and on white where it is transparent."""
     try:
         with Image.open(path) as picture:
-            picture.load()
-            colours = picture.convert("RGB")
+            upright = ImageOps.exif_transpose(picture)
+            if upright.has_transparency_data:
+                shown = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
+            colours = upright.convert("RGB")
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path} has too many pixels ({error}). Scale it down first.") from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} is no readable picture ({error}). Take it out of the folder.") from None
     scale = edge / min(colours.size)
@@ -168,24 +213,18 @@ def drawn_codes(
         weights: digest of the cloud's weights.
         batch: pictures made at a time.
     """
-    out.mkdir(parents=True, exist_ok=True)
     count, tokens = len(prompts), cloud.config.tokens
     told = json.dumps([list(prompts), asdict(settings), weights, cloud.config.to_dict()], sort_keys=True)
-    key = hashlib.sha256(told.encode()).hexdigest()[:16]
-    progress = out / "codes.json"
-    state = json.loads(progress.read_text()) if progress.is_file() else {}
-    done = int(state["done"]) if state.get("key") == key else 0
-    mode = "r+" if done else "w+"
-    codes = np.lib.format.open_memmap(out / "codes.npy", mode, np.uint16, (count, tokens))
+    cache = Cache(out, "codes.json", _key(told), {"codes": (np.uint16, (count, tokens))}, _ROOM)
+    codes = cache.arrays["codes"]
     open_gate = ThresholdConfig(kind="fixed", value=0.0)
-    for start in range(done, count, batch):
+    for start in range(cache.done, count, batch):
         numbers = range(start, min(start + batch, count))
         features, mask = captions.mixed(numbers)
         own = [replace(settings, seed=settings.seed + i) for i in numbers]
         gates = [open_gate.start(tokens) for _ in own]
         made = Batch(cloud, None, features, mask, own, get_strategy("base"), list(gates)).run()
         codes[numbers.start : numbers.stop] = np.array([picture.tokens for picture in made], np.uint16)
-        codes.flush()
-        progress.write_text(json.dumps({"done": numbers.stop, "key": key}))
+        cache.filled(numbers.stop)
         say(f"{numbers.stop} of {count} pictures drawn by the cloud model")
     return torch.from_numpy(np.asarray(codes).astype(np.int64))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from ciar.models.families import for_decoding
 from ciar.models.family import CloudModel
 from ciar.models.gpt import GPT
 from ciar.models.text import rows_of
+from ciar.training.caches import Cache
 from ciar.training.losses import Target
 
 #: Teacher codes kept a position; the processed law of the emoji backbone has this support.
@@ -63,6 +63,7 @@ def guided_logits(
     if not isinstance(model, GPT):
         parts = guided_parts(for_decoding(model), features, mask, codes, scale)
         return torch.cat([logits for _, logits in parts], dim=1)
+    features = features.to(model.tok_embeddings.weight)
     null = model.cls_embedding.uncond_embedding[-features.shape[1] :].to(features)
     both = torch.cat([features, null.expand_as(features)])
     hidden = model.train_hidden(both, mask.repeat(2, 1), codes[:, :-1].repeat(2, 1))
@@ -122,20 +123,25 @@ def build_teacher_set(
     Args:
         features_of: function of picture numbers that gives caption features and mask.
         top_k: codes kept a position; 0 is :data:`TEACHER_TOP_K`.
-        weights: digest of the teacher's weights; "" computes one, which reads them all.
+        weights: digest of the teacher's weights, and of the captions where ``pictures`` do not name them;
+            "" computes one of the weights, which reads them all.
+
+    Raises:
+        DataError: the disk has no room for the cache.
+        ValueError: no digest is given of a model in its decoding form.
     """
-    out.mkdir(parents=True, exist_ok=True)
     count, tokens = codes.shape
     k = min(top_k or TEACHER_TOP_K, model.config.vocab_size)
     shape = (count, tokens, k)
-    progress = out / "progress.json"
-    key = _cache_key(model, codes, pictures, scale, k, weights)
-    state = json.loads(progress.read_text()) if progress.exists() else {}
-    done = state["done"] if state.get("key") == key else 0
-    mode = "r+" if done else "w+"
-    indices = np.lib.format.open_memmap(out / "indices.npy", mode, np.uint16, shape)
-    logits = np.lib.format.open_memmap(out / "logits.npy", mode, np.float16, shape)
-    for start in range(done, count, batch):
+    cache = Cache(
+        out,
+        "progress.json",
+        _cache_key(model, codes, pictures, scale, k, weights),
+        {"indices": (np.uint16, shape), "logits": (np.float16, shape)},
+        "keep less: fewer pictures with --real or --drifted, or of a folder fewer codes with --teacher-top-k",
+    )
+    indices, logits = cache.arrays["indices"], cache.arrays["logits"]
+    for start in range(cache.done, count, batch):
         part = slice(start, min(start + batch, count))
         features, mask = features_of(pictures[part])
         for first, guided in guided_parts(model, features, mask, codes[part], scale):
@@ -143,14 +149,16 @@ def build_teacher_set(
             top = guided.topk(k, dim=-1)
             indices[part, where] = top.indices.cpu().numpy().astype(np.uint16)
             logits[part, where] = (top.values - top.values[..., :1]).cpu().numpy().astype(np.float16)
-        progress.write_text(json.dumps({"done": part.stop, "key": key}))
+        cache.filled(part.stop)
     return TeacherSet(codes, pictures, indices, logits)
 
 
 def _cache_key(
     model: GPT | CloudModel, codes: Tensor, pictures: Tensor, scale: float, top_k: int, weights: str
 ) -> str:
-    """Digest of everything that a cache depends on but the captions."""
+    """Digest of everything that a cache depends on; of captions what ``pictures`` and ``weights`` say."""
+    if not weights and not isinstance(model, GPT):
+        raise ValueError("A cache of a model in its decoding form needs the digest of its weights.")
     digest = hashlib.sha256(f"{scale} {top_k} {weights}".encode())
     own = model.state_dict().values() if isinstance(model, GPT) and not weights else ()
     for tensor in (codes, pictures, *own):

@@ -12,6 +12,7 @@ import logging
 import math
 import socket
 import ssl
+import threading
 import time
 from contextlib import ExitStack, suppress
 from urllib.parse import SplitResult, urlsplit
@@ -62,8 +63,12 @@ class WebSocketConnection(FrameConnection):
         self._websocket = websocket
         self._address = address
         self._read_timeout_s = read_timeout_s
+        self._closing = threading.Lock()
+        self._is_closed = False
 
     def send_frame(self, frame: bytes) -> None:
+        if self._is_closed:
+            raise CloudUnavailable("This session is over. Open a new one on a new connection.")
         try:
             self._websocket.send(frame)
         except ConnectionClosed as closed:
@@ -85,12 +90,27 @@ class WebSocketConnection(FrameConnection):
         return frame
 
     def close(self) -> None:
-        self._stack.close()
+        """End the connection; the other side's farewell, a round trip later, is waited for in a thread.
+
+        The picture is there by then, and whoever asked for it need not wait. A process does not end before
+        the farewell has come or is given up.
+        """
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        threading.Thread(target=self._say_farewell, name="ciar-farewell").start()
+
+    def _say_farewell(self) -> None:
+        with suppress(OSError, WebSocketException):
+            self._stack.close()
 
     def abort(self) -> None:
         with suppress(OSError):
             self._websocket.socket.shutdown(socket.SHUT_RDWR)
-        self.close()
+        with self._closing:
+            self._is_closed = True
+        self._say_farewell()
 
     def _lost(self, closed: ConnectionClosed) -> CiarError:
         """What a closed connection means for the picture."""

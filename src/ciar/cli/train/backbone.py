@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     config = BackboneConfig()
     if options.profile == "tiny":
         gpt = replace(gpt, dim=32, n_layer=2, n_head=2, multiple_of=32)
-        config = BackboneConfig(batch=4, plan_batch=4, plan_first=1, plan_layers=1, compile=False)
+        first = min(1, len(text.registers))
+        config = BackboneConfig(batch=4, plan_batch=4, plan_first=first, plan_layers=1, compile=False)
     if options.batch is not None:
         config = replace(config, batch=options.batch)
     if options.plan_first is not None:

@@ -29,17 +29,21 @@ examples:
 """
 
 #: Options that are for a folder alone.
-_FOLDER_ONLY = ("prompts", "features", "codes", "data", "dtype", "width", "teacher_top_k", "score")
+_FOLDER_ONLY = (
+    *("prompts", "features", "codes", "data", "device", "dtype", "width", "teacher_top_k", "score"),
+    *("budget", "calibrate", "batch"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the stage."""
     add_loop(parser)
+    parser.set_defaults(work=None)  # there are two defaults
     parser.add_argument(
         "--loss", choices=LOSSES, default="coverage", help="of the interval's radius (default: coverage)"
     )
     parser.add_argument(
-        "--real", type=whole(1), metavar="N", help="most real pictures in the teacher's cache (default: all)"
+        "--real", type=whole(1), metavar="N", help="most real pictures in the teacher's cache (default: 8000)"
     )
     parser.add_argument(
         "--drifted", type=whole(1), metavar="N", help="pictures continued by the device (default: 1536)"
@@ -67,7 +71,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--data", type=Path, metavar="DIR", help="pictures with captions beside them: fox.png, fox.txt"
     )
-    group.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 (default: cpu)")
+    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cpu)")
     group.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
@@ -88,21 +92,18 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--budget",
         type=real(0.0, 1.0),
-        default=0.3,
         metavar="P",
         help="share of tokens to upload (default: 0.3)",
     )
     group.add_argument(
         "--calibrate",
         type=whole(0),
-        default=8,
         metavar="N",
         help="pictures that the threshold is set on; 0 = none, the budget is counted (default: 8)",
     )
     group.add_argument(
         "--batch",
         type=whole(1),
-        default=8,
         metavar="N",
         help="pictures that the cloud runs at a time (default: 8)",
     )
@@ -120,20 +121,19 @@ def run(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None:
             option = name.replace("_", "-")
             raise InputError(f"--{option} is for a folder of ciar convert. Add --backbone DIR.")
-    if options.device != "cpu":
-        raise InputError("--device is for a folder of ciar convert. Add --backbone DIR.")
+    work = Path(DEFAULT_WORK) if options.work is None else options.work
     config = distil_config(options.profile)
     sizes = _sizes(options)
     general = None
     if options.finish_from is not None:
-        general = needed(options.work / "device", "device.safetensors", "device")
+        general = needed(work / "device", "device.safetensors", "device")
         sizes["finish_from"] = options.finish_from
     figures = train_device(
-        data=needed(options.work / "data", "captions.json", "data"),
-        text=needed(options.work / "text", "text.safetensors", "text"),
-        codes=needed(options.work / "codes", "codes.npy", "codes"),
-        backbone=needed(options.work / "backbone", "gpt.safetensors", "backbone"),
-        out=options.work / ("device" if general is None else "device-finish"),
+        data=needed(work / "data", "captions.json", "data"),
+        text=needed(work / "text", "text.safetensors", "text"),
+        codes=needed(work / "codes", "codes.npy", "codes"),
+        backbone=needed(work / "backbone", "gpt.safetensors", "backbone"),
+        out=work / ("device" if general is None else "device-finish"),
         loop=loop_of(options, DEVICE_LOOP),
         loss=options.loss,
         profile=options.profile,
@@ -166,10 +166,13 @@ def _run_folder(options: argparse.Namespace) -> int:
     score = options.score or "entropy"
     if score not in LAW_SCORES:
         raise InputError(f"--score {score} is not set here. Use one of: {', '.join(sorted(LAW_SCORES))}.")
-    bundle = open_folder(options.backbone, options.device, options.dtype)
+    bundle = open_folder(options.backbone, options.device or "cpu", options.dtype)
     work = options.work
-    if work == Path(DEFAULT_WORK):
+    if work is None:
         work = Path("runs") / f"{bundle.folder.resolve().name}-device"
+    given = {name: getattr(options, name) for name in ("width", "teacher_top_k", "budget", "calibrate")}
+    given["pictures"] = options.batch
+    given = {name: value for name, value in given.items() if value is not None}
     figures = train_folder_device(
         bundle,
         FolderSources(options.prompts, options.features, options.codes, options.data),
@@ -177,14 +180,7 @@ def _run_folder(options: argparse.Namespace) -> int:
         loop=loop_of(options, DEVICE_LOOP),
         loss=options.loss,
         sizes=replace(distil_config(options.profile), ffn_multiplier=None, **_sizes(options)),
-        config=FolderConfig(
-            width=options.width or 0,
-            teacher_top_k=options.teacher_top_k or 0,
-            score=score,
-            budget=options.budget,
-            calibrate=options.calibrate,
-            pictures=options.batch,
-        ),
+        config=FolderConfig(score=score, **given),
         resume=not options.no_resume,
         say=lambda words: note(f"{words} ..."),
     )

@@ -71,7 +71,9 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def init_from(options: argparse.Namespace, module: Any, fit: Callable[[Any], Any] = lambda same: same) -> None:
+def init_from(
+    options: argparse.Namespace, module: Any, fit: Callable[[Any], Any] = lambda same: same
+) -> None:
     """Fills a module with the weights that ``--init`` names, if it does.
 
     Args:

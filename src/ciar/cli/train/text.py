@@ -19,7 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim", type=whole(1, 4096), default=128, metavar="N", help="numbers a piece (default: 128)"
     )
     parser.add_argument(
-        "--text-len", type=whole(1, 512), default=32, metavar="N", help="word pieces a prompt (default: 32)"
+        "--text-len",
+        type=whole(17, 512),
+        default=48,
+        metavar="N",
+        help="text slots, the last 16 of them registers (default: 48)",
     )
 
 

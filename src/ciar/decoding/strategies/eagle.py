@@ -156,7 +156,10 @@ class EagleStatic(Eagle):
     name = "eagle1-static"
     summary = "the cloud's own features draft trees of a fixed shape, drawn; it judges a tree in a pass"
     source = "EAGLE, arXiv 2401.15077, sections 3 and 4"
-    grid: ClassVar[tuple[str, ...]] = ("branch=2,depth=2", "branch=2,depth=4", "branch=4,depth=2", "branch=6,depth=3")
+    grid: ClassVar[tuple[str, ...]] = (
+        *("branch=2,depth=2", "branch=2,depth=4"),
+        *("branch=4,depth=2", "branch=6,depth=3"),
+    )
     options: ClassVar[tuple[Option, ...]] = (
         PLACEMENT,
         FEATURES,
@@ -211,7 +214,10 @@ class Eagle2(Eagle):
     name = "eagle2"
     summary = "the cloud's own features draft trees that grow where they are sure; the pictures of base"
     source = "EAGLE-2, arXiv 2406.16858, section 4"
-    grid: ClassVar[tuple[str, ...]] = ("nodes=16,branch=4,depth=3", "nodes=32,branch=8,depth=4", "nodes=128,branch=16,depth=5")
+    grid: ClassVar[tuple[str, ...]] = (
+        *("nodes=16,branch=4,depth=3", "nodes=32,branch=8,depth=4"),
+        "nodes=128,branch=16,depth=5",
+    )
     options: ClassVar[tuple[Option, ...]] = (
         PLACEMENT,
         FEATURES,
@@ -219,6 +225,22 @@ class Eagle2(Eagle):
         Option("branch", 10, "children of a token, and tokens of a level that get any", low=1, high=256),
         Option("depth", 5, "tokens of a tree's longest path", low=1, high=64),
     )
+
+    def values(self, settings: Settings) -> OptionValues:
+        """The options, and whether a server can hold what their trees feed the drafter.
+
+        Raises:
+            InputError: as for every strategy, or a tree would feed too many tokens.
+        """
+        values = super().values(settings)
+        branch, depth = values.whole("branch"), values.whole("depth")
+        # The best tokens of every level but the last are fed, however few of them the tree keeps.
+        if branch * (depth - 1) > MOST_NODES:
+            raise InputError(
+                f"branch {branch} and depth {depth} feed the drafter more than {MOST_NODES} tokens a tree. "
+                "Lower one of them."
+            )
+        return values
 
     def draft_tree(self, run: CloudRun | DeviceRun, end: int) -> Generator[Any, Any, Tree]:
         values = self.values(run.settings)

@@ -13,6 +13,8 @@ from ciar.models.checkpoint import MANIFEST
 
 #: Name of the folder inside that holds what is not whole yet.
 STAGING = ".partial"
+#: Name of the file that says that files are taking their places, or were stopped at it.
+UNFINISHED = ".unfinished"
 
 
 @contextmanager
@@ -20,13 +22,14 @@ def staged(out: Path, needed: int, force: bool) -> Iterator[Path]:
     """A folder to write a backbone into; on leaving it without an error, it takes the place of ``out``'s.
 
     Until then nothing of ``out`` is touched, and after an error or an interruption nothing is left, so
-    that the same can be tried again. Of an older backbone the files go that its manifest lists; what
-    else lies there stays.
+    that the same can be tried again. A stop while the files take their places, which is a moment, leaves a
+    folder that is no backbone, and that ``force`` replaces. Of an older backbone the files go that its
+    manifest lists; what else lies there stays.
 
     Args:
         out: made when it is missing.
         needed: bytes that will be written.
-        force: ``out`` may hold an older backbone.
+        force: ``out`` may hold an older backbone, or what a stop has left of one.
 
     Raises:
         DataError: the folder holds something else, cannot be written, or has no room.
@@ -57,7 +60,7 @@ def _check(out: Path, force: bool) -> None:
         raise DataError(f"{out} is a file. Choose a folder with --out.")
     if not out.is_dir() or not [path for path in out.iterdir() if path.name != STAGING]:
         return
-    if not (out / "config.json").is_file():
+    if not (out / "config.json").is_file() and not (out / UNFINISHED).is_file():
         raise DataError(f"{out} holds something else than a backbone. Choose another folder with --out.")
     if not force:
         raise DataError(f"{out} is not empty. Pass --force to replace what is in it, or choose another.")
@@ -74,6 +77,7 @@ def _check_room(out: Path, needed: int) -> None:
 
 def _put_in_place(staging: Path, out: Path) -> None:
     old = _listed(out)
+    (out / UNFINISHED).touch()
     # Without a config the folder is no backbone, so that nobody takes a mixture for one.
     (out / "config.json").unlink(missing_ok=True)
     fresh = sorted(path.relative_to(staging) for path in staging.rglob("*") if path.is_file())
@@ -82,6 +86,7 @@ def _put_in_place(staging: Path, out: Path) -> None:
     for path in sorted(fresh, key=lambda path: path.name == "config.json"):
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (staging / path).replace(out / path)
+    (out / UNFINISHED).unlink()
 
 
 def _listed(folder: Path) -> set[str]:
