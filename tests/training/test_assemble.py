@@ -75,12 +75,14 @@ def test_weights_are_halved_and_kept_within_a_thousandth(work: Path, tmp_path: P
     torch.testing.assert_close(packed.table, text.table, rtol=1e-3, atol=0.02)
 
 
-def test_without_a_gate_everything_is_uploaded(work: Path, tmp_path: Path) -> None:
+def test_without_a_gate_a_running_quantile_holds_the_share(work: Path, tmp_path: Path) -> None:
     assemble(work, tmp_path / "out")
     bundle = load_bundle(tmp_path / "out")
-    assert (bundle.name, bundle.defaults.score) == ("emoji", "entropy")
+    defaults = bundle.defaults
+    assert (bundle.name, defaults.score, defaults.threshold.kind) == ("emoji", "entropy", "budget")
+    assert defaults.threshold.share == pytest.approx(0.30 / (1 - 0.0625))
     ledger = Pipeline(bundle)("a cat", seed=1).ledgers[0]
-    assert ledger.upload_share == 15 / 16
+    assert 1 / 16 <= ledger.upload_share <= 8 / 16
     assert ledger.counts["prefix"] == 1
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ciar.decoding.scorer import learned_file, load_learned
 from ciar.errors import DataError
+from ciar.intervals.gates import share_threshold
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import Defaults, write_config
 from ciar.models.checkpoint import load_strict, read_tensors, save_tensors, write_manifest
@@ -28,7 +29,8 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
     """Writes the backbone folder ``out`` from the stages in ``work``.
 
     Weights are stored as float16: half the bytes, and closer to float32 than bfloat16 for weights of
-    this size. Without a gate stage the score is entropy at the threshold that uploads everything.
+    this size. Without a gate stage the score is entropy, and a running
+    quantile holds the uploads at the default share.
 
     Returns:
         Sizes in bytes by file.
@@ -61,7 +63,8 @@ def assemble(work: Path, out: Path, name: str = "emoji", guidance: float = 3.0) 
         load_strict(eagle, read_tensors(drafter), drafter)
         save_tensors(eagle, out / "eagle.safetensors", torch.float16)
     gate = work / "gate/gate.json"
-    chosen: dict[str, Any] = {"score": "entropy", "threshold": {"value": 0.0}}
+    judged = share_threshold("entropy", Defaults().judged_share)
+    chosen: dict[str, Any] = {"score": "entropy", "threshold": judged.to_dict()}
     if gate.is_file():
         chosen = json.loads(gate.read_text())
     learned = work / "gate/gate.safetensors"
