@@ -97,7 +97,7 @@ def test_a_curve_takes_the_score_of_the_backbone(quality: Ciar) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--strategies", "base,cira"), "There is no strategy 'cira'. The strategies are: base, ciar"),
+        (("--strategies", "base,cira"), "There is no strategy 'cira'. The strategies are: adt-tree, base"),
         (("--curve", "--curve-scores", "entropy,luck"), "There is no score 'luck'. The scores are: "),
         (("--shares", "0.5,2"), "--shares: give a finite number of at least 0 and at most 1, not '2'"),
         (("--pictures", "1"), "--pictures: give a whole number of at least 2"),

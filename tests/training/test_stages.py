@@ -240,11 +240,11 @@ def test_both_losses_train(copy: Path, loss: str) -> None:
     assert ("interval" in line) == (loss == "coverage")
 
 
-def test_assembling_without_a_gate_uploads_everything(copy: Path, tmp_path: Path) -> None:
+def test_assembling_without_a_gate_takes_a_running_quantile_of_entropy(copy: Path, tmp_path: Path) -> None:
     shutil.rmtree(copy / "gate")
     out = tmp_path / "bare"
     assert main(["train", "assemble", "--work", str(copy), "--out", str(out), "--name", "bare"]) == 0
     bundle = load_bundle(out)
     assert bundle.name == "bare"
-    ledger = Pipeline(bundle)("a red ball", seed=1, prefix_rate=0.0).ledgers[0]
-    assert ledger.upload_share == 1.0
+    assert (bundle.defaults.score, bundle.defaults.threshold.kind) == ("entropy", "budget")
+    assert len(Pipeline(bundle)("a red ball", seed=1).tokens[0]) == bundle.total
