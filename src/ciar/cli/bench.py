@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from ciar.cli.output import note, say
 from ciar.cli.parser import Command, whole
 from ciar.errors import InputError
+
+if TYPE_CHECKING:
+    from ciar.bench import BenchResult
+    from ciar.footprint import Footprint
 
 DESCRIPTION = """\
 Measures the strategies side by side: same machine, same weights, same seeds, warm, medians of
@@ -72,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
         threads=options.threads,
         note=note,
     )
-    say(result.table())
-    say(json.dumps(result.to_dict(), allow_nan=False))
-    return 0
+    return _show(result)
 
 
 def _once(options: argparse.Namespace) -> int:
@@ -89,6 +92,11 @@ def _once(options: argparse.Namespace) -> int:
         threads=options.threads,
         note=note,
     )
+    return _show(result)
+
+
+def _show(result: BenchResult | Footprint) -> int:
+    """Prints a result as a table and as one JSON line. Returns 0."""
     say(result.table())
     say(json.dumps(result.to_dict(), allow_nan=False))
     return 0

@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ciar.errors import CheckpointError
 from ciar.models.loading.sniff import sniff
@@ -97,6 +98,18 @@ def load_strict(module: nn.Module, tensors: dict[str, Tensor], source: Path | st
     module.load_state_dict({name: tensors[name].to(own[name].dtype) for name in own})
 
 
+class _Uninitialised(TorchFunctionMode):
+    """Leaves weights as they are made: drawing them, even without memory, loads torch's compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
 def build_from(
     build: Callable[[], Module],
     tensors: Mapping[str, Tensor],
@@ -114,7 +127,7 @@ def build_from(
     Raises:
         CheckpointError: names up to ten missing, unexpected or misshapen tensors.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         module = build()
     check_fit(shapes_of(module.state_dict()), shapes_of(tensors), source)
     module.load_state_dict({name: value.to(dtype) for name, value in tensors.items()}, assign=True)

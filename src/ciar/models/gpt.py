@@ -82,14 +82,15 @@ def rotary_table(config: GPTConfig) -> Tensor:
     0 is (row 0, column 0); it is not shifted by the text.
     """
     half = config.head_dim // 2
-    exponent = torch.arange(0, half, 2)[: half // 2].float() / half
+    # Always real numbers: they are few, and arithmetic without memory loads torch's compiler.
+    exponent = torch.arange(0, half, 2, device="cpu")[: half // 2].float() / half
     frequencies = 1.0 / (config.rope_base**exponent)  # [head_dim / 4]
-    angle = torch.arange(config.grid).float()[:, None] * frequencies  # [grid, head_dim / 4]
+    angle = torch.arange(config.grid, device="cpu").float()[:, None] * frequencies  # [grid, head_dim / 4]
     rows = angle[:, None, :].expand(config.grid, config.grid, -1)
     columns = angle[None, :, :].expand(config.grid, config.grid, -1)
     angles = torch.cat([rows, columns], dim=-1).flatten(0, 1)  # [tokens, head_dim / 2]
     image = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    text = torch.zeros(config.text_len, half, 2)
+    text = torch.zeros(config.text_len, half, 2, device="cpu")
     if config.text_rotary == "identity":
         text[..., 0] = 1.0
     return torch.cat([text, image])
@@ -176,7 +177,8 @@ class CaptionEmbedder(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.cap_proj = CaptionMLP(config.caption_dim, config.dim)
-        null = torch.randn(config.text_len, config.caption_dim) / config.caption_dim**0.5
+        null = torch.empty(config.text_len, config.caption_dim)
+        nn.init.normal_(null, std=config.caption_dim**-0.5)
         self.register_buffer("uncond_embedding", null)
 
 
