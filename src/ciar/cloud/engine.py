@@ -36,7 +36,8 @@ class Slot:
         scale: guidance scale.
         text_mask: bool [rows, text], or None when no row has padding.
         prefill: float32 [vocab] guided logits of position 0.
-        drafter: the cloud's own copy of the device model, or None.
+        device_text: the prompt's features as the device model reads them.
+        drafter: the cloud's own copy of the device model, once :meth:`CloudEngine.drafter_of` made it.
         eagle: the EAGLE drafter, where the strategy has one.
         text: the prompt's embedded rows and their hidden states, [rows, text, dim] each.
         passes, token_rows, milliseconds: cost so far.
@@ -46,6 +47,7 @@ class Slot:
     scale: float
     text_mask: Tensor | None
     prefill: Tensor
+    device_text: TextFeatures | None = None
     drafter: Drafter | None = None
     eagle: EagleDrafter | None = None
     text: tuple[Tensor, Tensor] | None = None
@@ -90,10 +92,21 @@ class CloudEngine:
         began = time.perf_counter()
         with self._lock, torch.inference_mode():
             slot = self._prefill(text, negative, guidance)
-            if self.device_model is not None and self.device_trunk is not None:
-                slot.drafter = Drafter(self.device_model, self.device_trunk, device_text)
+        slot.device_text = device_text
         slot.milliseconds += (time.perf_counter() - began) * 1e3
         return slot
+
+    def drafter_of(self, slot: Slot) -> Drafter | None:
+        """The cloud's copy of the device model on a session's picture; None where there is no such model.
+
+        Made when it is first asked for: most strategies never do.
+        """
+        if slot.drafter is None and self.device_model is not None:
+            assert self.device_trunk is not None, "a device model has a trunk"
+            assert slot.device_text is not None, "a session was opened with its prompt"
+            with self.turn(slot):
+                slot.drafter = Drafter(self.device_model, self.device_trunk, slot.device_text)
+        return slot.drafter
 
     def _prefill(self, text: TextFeatures, negative: TextFeatures | None, guidance: float) -> Slot:
         model = self.model

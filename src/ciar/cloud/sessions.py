@@ -273,12 +273,13 @@ class CloudSession:
         return to_law(centre, self._run.law, what="the device model")
 
     def _drafter(self) -> Drafter:
-        if self._slot.drafter is None:
+        drafter = self._cloud.engine.drafter_of(self._slot)
+        if drafter is None:
             raise CheckpointError(
                 "This server has no copy of the device model, which interval features and the action "
                 "'verify' need. Serve a backbone folder that holds one."
             )
-        return self._slot.drafter
+        return drafter
 
     def _cost(self) -> Cost:
         """What was spent since the last message."""
