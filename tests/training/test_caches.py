@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ciar.errors import DataError
+from ciar.files import read_json, write_json
 from ciar.training import caches
-from ciar.training.caches import Cache, read_json, save_array, write_json
+from ciar.training.caches import Cache, save_array
 
 
 def cache_of(folder: Path, key: str = "a", rows: int = 4) -> Cache:

@@ -11,6 +11,7 @@ from ciar.cli.judging import Bench, add_judging, origin
 from ciar.cli.output import note, say, table
 from ciar.cli.parser import Command, real, whole
 from ciar.errors import DataError, InputError
+from ciar.files import read_json, write_json
 
 if TYPE_CHECKING:
     from ciar.models.bundle import Bundle
@@ -154,7 +155,7 @@ def _tune(options: argparse.Namespace, bundle: Bundle) -> int:
         seed=options.seed,
         batch=options.batch,
         note=note,
-        before=_before(options.tune),
+        before=read_json(options.tune),
         keep=keep,
     )
     keep(document)
@@ -167,26 +168,15 @@ def _tune(options: argparse.Namespace, bundle: Bundle) -> int:
     return 0
 
 
-def _before(path: Path) -> dict[str, Any]:
-    """What an earlier call wrote; nothing where there is no such document."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
 def _write(path: Path, document: dict[str, Any]) -> None:
     """Writes the document whole or not at all.
 
     Raises:
         DataError: it cannot be written.
     """
-    partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_json(path, document, indent=2)
     except OSError as error:
         raise DataError(
             f"{path} cannot be written ({error.strerror}). Name another file with --tune."

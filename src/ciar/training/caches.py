@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ciar.errors import DataError
+from ciar.files import read_json, write_json
 
 
 class Cache:
@@ -84,22 +83,6 @@ def _check_room(folder: Path, needed: int, advice: str) -> None:
             f"{folder} takes {needed / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free. Make room, or "
             f"{advice}."
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What :func:`write_json` wrote; nothing where it is missing or damaged."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a small file that is the old or the new one at every moment."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(values) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 def save_array(path: Path, array: np.ndarray) -> None:

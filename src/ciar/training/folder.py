@@ -24,6 +24,7 @@ from ciar.decoding.gate import gate_score, needs_radius, top_logits
 from ciar.decoding.options import default_settings, law_of
 from ciar.decoding.scorer import Scoring
 from ciar.errors import CheckpointError, DataError, InputError
+from ciar.files import read_json, write_json
 from ciar.intervals.gates import share_threshold
 from ciar.intervals.thresholds import ThresholdConfig
 from ciar.models.bundle import EMBEDDED, Bundle, check_device, load_bundle
@@ -35,7 +36,6 @@ from ciar.models.install import STORED, install_device
 from ciar.models.text_features import PrecomputedTextEncoder
 from ciar.protocol.messages import Settings
 from ciar.training.bank import PromptBank
-from ciar.training.caches import read_json, write_json
 from ciar.training.device import DeviceTrainConfig, LossName, agreement, start_from, start_from_cloud
 from ciar.training.distil import (
     DEVICE_LOOP,
