@@ -227,12 +227,10 @@ class InferenceChameleon:
         mask = torch.arange(longest, device=self.device) >= shift[:, None] if padded else None
         return Prompt(x, mask, self.new_cache(longest, len(rows), shift if padded else None))
 
-    def new_cache(
-        self, text_rows: int, rows: int, shift: Tensor | None = None, spare: int = 0
-    ) -> ShiftedCache:
-        """A cache over ``text_rows`` text rows and all image tokens, with ``spare`` cells more."""
+    def new_cache(self, text_rows: int, rows: int, shift: Tensor | None = None) -> ShiftedCache:
+        """A cache over ``text_rows`` text rows and all image tokens."""
         config = self.config
-        length = text_rows + config.tokens + spare
+        length = text_rows + config.tokens
         shape = (config.n_layer, 2, rows, config.n_head, length, config.head_dim)
         cells = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return ShiftedCache(cells, config.text_len - text_rows, None, shift)

@@ -54,10 +54,10 @@ class InferenceGPT:
             output, self.norm = _folded(model.output.weight.detach(), model.norm, fold)
             self.output = Matrix(output)
 
-    def new_cache(self, text_rows: int, rows: int, spare: int = 0) -> KVCache:
-        """A cache over ``text_rows`` text rows and all image tokens, with ``spare`` cells more."""
+    def new_cache(self, text_rows: int, rows: int) -> KVCache:
+        """A cache over ``text_rows`` text rows and all image tokens."""
         return KVCache.allocate(
-            self.config, text_rows=text_rows, rows=rows, dtype=self.dtype, device=self.device, spare=spare
+            self.config, text_rows=text_rows, rows=rows, dtype=self.dtype, device=self.device
         )
 
     def embed_text(self, features: Tensor) -> Tensor:

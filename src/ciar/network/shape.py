@@ -64,11 +64,6 @@ class Shape:
         """How much later a packet comes that was lost: the sender waits, and sends again."""
         return (RETRANSMIT_MS + self.rtt_ms) / 1e3
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it changes nothing."""
-        return self == Shape()
-
     def to_dict(self) -> dict[str, Any]:
         """One JSON object."""
         return asdict(self)
